@@ -1,41 +1,28 @@
-//! The backend. Acquire, renew and release are one statement each, mostly.
+//! The backend: one of two strategies, behind one URL.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
+use leasehold_core::Result;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extensions, Grant,
-    LockBackend, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, WatchGuard, WatchNames,
+    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
+    RenewReplies, RenewRequest, require_timers,
 };
-use leasehold_core::{Error, ErrorKind, Result};
-use tokio::time::Instant;
 
 use crate::SCHEMA;
-use crate::capabilities;
-use crate::connections::{Connections, TEST_AFTER, Use};
-use crate::for_update::ForUpdate;
-use crate::maintenance::Maintenance;
-use crate::pool::{Limit, Pool};
-use crate::row::renewal::Renewals;
-use crate::row::rows::{self, Acquired};
-use crate::row::wakeup;
-use crate::row::watcher::Watcher;
+use crate::connections::Connections;
+use crate::for_update::{self, ForUpdate};
+use crate::pool::Pool;
+use crate::row::{self, RowLease};
 use crate::session::SetUp;
-use crate::settings::{Strategy, parse_url};
+use crate::settings::Strategy;
 use crate::shared::Shared;
 
 /// Locks in a table of a MySQL or MariaDB database: one row for each lock.
 pub struct MySqlBackend {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) connections: Arc<Connections>,
-    /// It connected before it was attached.
-    is_connected: AtomicBool,
-    capabilities: Capabilities,
-    renewals: Renewals,
-    /// Serves the requests if the strategy is [`Strategy::ForUpdate`].
-    for_update: Option<ForUpdate>,
+    connections: Arc<Connections>,
+    strategy: Box<dyn LockBackend>,
 }
 
 impl MySqlBackend {
@@ -52,26 +39,27 @@ impl MySqlBackend {
     /// A dropped call leaves nothing behind.
     pub async fn connect(url: &str) -> Result<Self> {
         let backend = Self::connect_lazy(url)?;
-        leasehold_core::backend::require_timers()?;
-        let pool = backend.connections.calls()?;
-        pool.checkout(backend.until()).await?.put_back();
-        backend.is_connected.store(true, Ordering::Relaxed);
+        require_timers()?;
+        backend.connections.connect().await?;
         Ok(backend)
     }
 
     /// Parses a URL and sends nothing. The first call connects, and calls fail while the server cannot be reached or used.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) for a URL that cannot be used.
+    /// [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput) for a URL that cannot be used.
     pub fn connect_lazy(url: &str) -> Result<Self> {
-        let (target, settings) = parse_url(url)?;
-        let capabilities = capabilities::of(&settings);
-        let shared = Arc::new(Shared::new(target, settings));
-        let connections = Arc::new(Connections::new(shared.clone()));
-        let for_update = (shared.settings.strategy == Strategy::ForUpdate)
-            .then(|| ForUpdate::new(shared.clone(), connections.clone()));
-        let (is_connected, renewals) = (AtomicBool::new(false), Renewals::default());
-        Ok(Self { shared, connections, is_connected, capabilities, renewals, for_update })
+        let shared = Shared::parse(url)?;
+        Ok(match shared.settings.strategy {
+            Strategy::Row => {
+                let connections = Connections::new(shared, row::PREPARED);
+                Self { strategy: Box::new(RowLease::new(connections.clone())), connections }
+            }
+            Strategy::ForUpdate => {
+                let connections = Connections::new(shared, for_update::PREPARED);
+                Self { strategy: Box::new(ForUpdate::new(connections.clone())), connections }
+            }
+        })
     }
 
     /// Creates the tables in the database of a URL, if they do not exist. [`SCHEMA`] is the SQL.
@@ -82,132 +70,46 @@ impl MySqlBackend {
     /// # Cancel safety
     /// A dropped call may have created the tables.
     pub async fn create_schema(url: &str) -> Result<()> {
-        let backend = Self::connect_lazy(url)?;
-        leasehold_core::backend::require_timers()?;
-        let (until, pool) = (backend.until(), backend.single());
-        let mut connection = pool.checkout(until).await?;
-        connection.execute_text(SCHEMA.to_owned(), until).await?;
+        let shared = Shared::parse(url)?;
+        require_timers()?;
+        Pool::single(&shared, SetUp::default()).execute_text(SCHEMA.to_owned(), shared.until()).await?;
         Ok(())
-    }
-
-    /// The deadline of a call that starts now.
-    pub(crate) fn until(&self) -> Instant {
-        Instant::now() + self.shared.settings.timeout
-    }
-
-    /// For one new connection, which needs no table.
-    pub(crate) fn single(&self) -> Pool {
-        Pool::new(self.shared.clone(), SetUp::default(), Limit::Calls(1), TEST_AFTER)
     }
 }
 
 #[async_trait]
 impl LockBackend for MySqlBackend {
     fn attach(&self, core: CoreHandle) {
-        if self.shared.core.attach(core.clone()) && self.is_connected.load(Ordering::Relaxed) {
-            Connections::warm_up(&self.connections, &core, Use::Calls);
-            if self.for_update.is_some() {
-                Connections::warm_up(&self.connections, &core, Use::Leases);
-                Connections::warm_up(&self.connections, &core, Use::Renewals);
-            }
-        }
+        self.strategy.attach(core);
     }
 
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        if let Some(for_update) = &self.for_update {
-            return for_update.acquire(request).await;
-        }
-        let (core, until) = (self.shared.core.core()?, self.until());
-        let (sent, acquired) = match wakeup::acquire(request, until).await {
-            Some(done) => done?,
-            None => {
-                let pool = self.connections.calls()?;
-                let done = rows::acquire(&pool, request, || core.stamp(), until).await?;
-                if let (_, Acquired::Granted(_)) = done {
-                    drop(wakeup::leave(&request.claim));
-                }
-                done
-            }
-        };
-        Connections::warm_up(&self.connections, core, Use::Calls);
-        match acquired {
-            Acquired::Granted(token) => {
-                // Not before: a client that only waits should not take one more connection.
-                Connections::warm_up(&self.connections, core, Use::Renewals);
-                Maintenance::acquired(&self.shared, core);
-                let confirmation = Confirmation { ttl: request.ttl, sent, place: PlaceNumber::NONE };
-                Ok(AcquireOutcome::Granted(Grant::new(token, confirmation)))
-            }
-            Acquired::Held(left) => {
-                // Retry before the lease ends: a notification may be lost.
-                Ok(AcquireOutcome::Contended { retry_after: left.min(request.ttl / 3) })
-            }
-            // The next attempt takes the lock if it is free: the claim that has the right to poll may be paused.
-            Acquired::Wanted => {
-                Ok(AcquireOutcome::Contended { retry_after: wakeup::GIVES_WAY_FOR.min(request.ttl / 3) })
-            }
-            Acquired::Withdrawn => {
-                Err(Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived"))
-            }
-        }
+        self.strategy.acquire(request).await
     }
 
     async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
-        if let Some(for_update) = &self.for_update {
-            return for_update.renew(requests, replies).await;
-        }
-        let connections = self.connections.renewals().and_then(|pool| Ok((pool, self.shared.core.core()?)));
-        match connections {
-            Ok((pool, core)) => self.renewals.renew(&pool, core, requests, replies, self.until()).await,
-            Err(error) => replies.fail_rest(&error),
-        }
+        self.strategy.renew(requests, replies).await;
     }
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
-        if let Some(for_update) = &self.for_update {
-            return for_update.release(request).await;
-        }
-        let (until, pool) = (self.until(), self.connections.calls()?);
-        // Dropped after the row is free, or the claim that is woken then would find the lock held.
-        let turn = wakeup::leave(&request.claim);
-        let was_held = match request.delivery {
-            Delivery::Confirmed => rows::release(&pool, &request.claim, turn.as_ref(), until).await?,
-            Delivery::InDoubt => rows::withdraw(&pool, &request.claim, until).await?,
-        };
-        Ok(if was_held { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld })
+        self.strategy.release(request).await
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.capabilities.clone()
+        self.strategy.capabilities()
     }
 
     fn extensions(&self) -> Extensions<'_> {
-        if let Some(for_update) = &self.for_update {
-            let mut extensions = for_update.extensions();
-            extensions.examine = Some(self);
-            return extensions;
-        }
-        let mut extensions = Extensions::default();
-        extensions.inspect = Some(self);
-        extensions.list = Some(self);
-        extensions.break_lock = Some(self);
-        extensions.examine = Some(self);
-        extensions.watch = Some(self);
-        extensions
-    }
-}
-
-impl WatchNames for MySqlBackend {
-    fn watch(&self, claim: &Claim) -> WatchGuard {
-        Watcher::watch(&self.connections, claim)
+        self.strategy.extensions()
     }
 }
 
 impl fmt::Debug for MySqlBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shared = &self.connections.shared;
         f.debug_struct("MySqlBackend")
-            .field("address", &self.shared.address)
-            .field("settings", &self.shared.settings)
+            .field("address", &shared.address)
+            .field("settings", &shared.settings)
             .finish_non_exhaustive()
     }
 }

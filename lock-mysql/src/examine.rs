@@ -1,21 +1,19 @@
 //! Checks whether the server is fit for locks.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use async_trait::async_trait;
-use leasehold_core::Result;
 use leasehold_core::admin::{Check, CheckStatus};
-use leasehold_core::backend::Examine;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
+use tokio::time::Instant;
 
-use crate::backend::MySqlBackend;
 use crate::errors::Failure;
-use crate::for_update;
-use crate::pool::Checkout;
-use crate::row::rows::get;
-use crate::row::statements::COUNT;
+use crate::pool::{Checkout, Pool};
+use crate::session::SetUp;
 use crate::settings::Strategy;
+use crate::shared::Shared;
+use crate::sql::get;
 use crate::strategy;
 
 /// The state of the server, as names and values. MySQL and MariaDB have some variables of their own, and `SHOW` leaves out what does not
@@ -26,25 +24,23 @@ SHOW GLOBAL VARIABLES WHERE Variable_name IN \
 ('innodb_flush_log_at_trx_commit', 'read_only', 'version', 'version_comment', 'wsrep_on', 'group_replication_group_name', \
 'log_bin', 'binlog_format')";
 
-#[async_trait]
-impl Examine for MySqlBackend {
-    async fn examine(&self) -> Result<Vec<Check>> {
-        let mut checks = vec![Check::new("server", self.shared.address.clone(), CheckStatus::Ok)];
-        // A new connection shows the current state of the server.
-        let pool = self.single();
-        match pool.checkout(self.until()).await {
-            Ok(mut connection) => {
-                match connection.fetch_text(STATE.to_owned(), self.until()).await {
-                    Ok(rows) => checks.extend(of_server(&rows, self.shared.settings.strategy)),
-                    Err(failure) => checks.push(Check::failed("server version", &failure.without_effect())),
-                }
-                checks.push(self.of_strategy(&mut connection).await);
-                checks.push(self.of_table(&mut connection).await);
+/// `count` returns the numbers of locks that are held, and of records.
+pub(crate) async fn examine(shared: &Arc<Shared>, count: &'static str) -> Vec<Check> {
+    let mut checks = vec![Check::new("server", shared.address.clone(), CheckStatus::Ok)];
+    // A new connection shows the current state of the server.
+    let pool = Pool::single(shared, SetUp::default());
+    match pool.checkout(shared.until()).await {
+        Ok(mut connection) => {
+            match connection.fetch_text(STATE.to_owned(), shared.until()).await {
+                Ok(rows) => checks.extend(of_server(&rows, shared.settings.strategy)),
+                Err(failure) => checks.push(Check::failed("server version", &failure.without_effect())),
             }
-            Err(failure) => checks.push(Check::failed("connection", &failure.without_effect())),
+            checks.push(of_strategy(shared, &mut connection).await);
+            checks.push(of_table(count, &mut connection, shared.until()).await);
         }
-        Ok(checks)
+        Err(failure) => checks.push(Check::failed("connection", &failure.without_effect())),
     }
+    checks
 }
 
 fn of_server(rows: &[MySqlRow], strategy: Strategy) -> Vec<Check> {
@@ -114,31 +110,24 @@ fn has_one_writer(wsrep_on: &str, group: &str, strategy: Strategy) -> Check {
     Check::new("cluster", name, status)
 }
 
-impl MySqlBackend {
-    async fn of_strategy(&self, connection: &mut Checkout<'_>) -> Check {
-        let own = match self.shared.settings.strategy {
-            Strategy::Row => "row",
-            Strategy::ForUpdate => "for-update",
-        };
-        match strategy::check(connection, self.until()).await {
-            Ok(()) => Check::new("strategy", own, CheckStatus::Ok),
-            Err(failure) => Check::failed("strategy", &failure.without_effect()),
-        }
+async fn of_strategy(shared: &Shared, connection: &mut Checkout<'_>) -> Check {
+    let own = match shared.settings.strategy {
+        Strategy::Row => "row",
+        Strategy::ForUpdate => "for-update",
+    };
+    match strategy::check(connection, shared.until()).await {
+        Ok(()) => Check::new("strategy", own, CheckStatus::Ok),
+        Err(failure) => Check::failed("strategy", &failure.without_effect()),
     }
+}
 
-    async fn of_table(&self, connection: &mut Checkout<'_>) -> Check {
-        let count = match self.shared.settings.strategy {
-            Strategy::Row => COUNT,
-            Strategy::ForUpdate => for_update::COUNT,
-        };
-        let counted = connection.fetch(sqlx::query(count), self.until()).await;
-        let counted = counted.and_then(|rows| {
-            let row = rows.first().ok_or(Failure::UnexpectedReply)?;
-            Ok((get::<i64>(row, 0)?, get::<i64>(row, 1)?))
-        });
-        match counted {
-            Ok((held, records)) => Check::new("locks", format!("{held} held, {records} records"), CheckStatus::Ok),
-            Err(failure) => Check::failed("locks", &failure.without_effect()),
-        }
+async fn of_table(count: &'static str, connection: &mut Checkout<'_>, until: Instant) -> Check {
+    let counted = connection.fetch(sqlx::query(count), until).await.and_then(|rows| {
+        let row = rows.first().ok_or(Failure::UnexpectedReply)?;
+        Ok((get::<i64>(row, 0)?, get::<i64>(row, 1)?))
+    });
+    match counted {
+        Ok((held, records)) => Check::new("locks", format!("{held} held, {records} records"), CheckStatus::Ok),
+        Err(failure) => Check::failed("locks", &failure.without_effect()),
     }
 }

@@ -4,8 +4,7 @@ use leasehold_core::{Error, ErrorKind, LockGuard, Result};
 use sqlx::mysql::MySqlConnection;
 
 use crate::errors::{BACKEND, Failure};
-use crate::for_update;
-use crate::row::statements::FENCE;
+use crate::{for_update, row};
 
 /// Checks, inside the user's own transaction in the database of the locks, that the guard's lease is current. Until the transaction ends,
 /// no other claim can be granted the lock: the check locks its row, and a grant changes the row.
@@ -38,7 +37,7 @@ pub async fn fence(transaction: &mut MySqlConnection, guard: &LockGuard) -> Resu
     let (name, token) = (guard.name().as_str().as_bytes(), guard.fencing_token().get());
     let query = match for_update::connection_of(&lease.claim) {
         Some(connection) => sqlx::query(for_update::FENCE).bind(name).bind(token).bind(name).bind(connection),
-        None => sqlx::query(FENCE).bind(name).bind(&lease.claim.owner().as_bytes()[..]).bind(token),
+        None => sqlx::query(row::FENCE).bind(name).bind(&lease.claim.owner().as_bytes()[..]).bind(token),
     };
     let checked = match query.fetch_optional(transaction).await {
         Ok(Some(_)) => Ok(()),

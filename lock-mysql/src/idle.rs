@@ -10,8 +10,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::errors::no_connection;
+use crate::kit::lock;
 use crate::session::{Session, SetUp};
-use crate::shared::{Shared, lock};
+use crate::shared::Shared;
 
 /// An idle connection is closed after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);

@@ -2,13 +2,13 @@
 #![warn(clippy::exhaustive_enums)]
 
 mod backend;
-mod capabilities;
 mod connections;
 mod errors;
 mod examine;
 mod fence;
 mod for_update;
 mod idle;
+mod kit;
 mod maintenance;
 mod permissions;
 mod pool;
@@ -16,6 +16,7 @@ mod row;
 mod session;
 mod settings;
 mod shared;
+mod sql;
 mod strategy;
 
 pub use backend::MySqlBackend;

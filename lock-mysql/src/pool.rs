@@ -25,6 +25,9 @@ use crate::idle::{Idle, Opening};
 use crate::session::{Session, SetUp};
 use crate::shared::Shared;
 
+/// A connection of the keeper's runtime that was idle for longer is tested before it is used. What fails there is repeated.
+pub(crate) const TEST_AFTER: Duration = Duration::from_secs(5);
+
 /// A statement without a reply for this time gives its permit to the next one.
 const SLOW_AFTER: Duration = Duration::from_millis(50);
 
@@ -104,8 +107,9 @@ impl Pool {
         }
     }
 
-    pub(crate) fn shared(&self) -> &Shared {
-        &self.shared
+    /// For one new connection, which needs no table.
+    pub(crate) fn single(shared: &Arc<Shared>, set_up: SetUp) -> Self {
+        Self::new(shared.clone(), set_up, Limit::Calls(1), TEST_AFTER)
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
@@ -204,6 +208,22 @@ impl Pool {
     ) -> Result<Vec<MySqlRow>, Failure> {
         let mut connection = self.checkout(until).await?;
         let rows = connection.fetch(query, until).await;
+        connection.put_back();
+        rows
+    }
+
+    /// As [`Checkout::execute_text`].
+    pub(crate) async fn execute_text(&self, statements: String, until: Instant) -> Result<u64, Failure> {
+        let mut connection = self.checkout(until).await?;
+        let done = connection.execute_text(statements, until).await;
+        connection.put_back();
+        done
+    }
+
+    /// As [`Checkout::fetch_text`].
+    pub(crate) async fn fetch_text(&self, queries: String, until: Instant) -> Result<Vec<MySqlRow>, Failure> {
+        let mut connection = self.checkout(until).await?;
+        let rows = connection.fetch_text(queries, until).await;
         connection.put_back();
         rows
     }

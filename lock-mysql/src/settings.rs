@@ -7,6 +7,8 @@ use leasehold_core::backend::{CommonSettings, Connecting, OnRestart, StoreUrl, d
 use leasehold_core::{Error, Result};
 use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 
+use crate::kit::TlsFiles;
+
 /// The URL schemes, for error messages.
 pub const SCHEMES: &[&str] = &["mysql://"];
 
@@ -110,7 +112,6 @@ impl Settings {
 }
 
 /// The server, user and database, and how to connect.
-#[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) options: MySqlConnectOptions,
     /// The address of the server, for errors and logs. Contains neither user nor password.
@@ -145,7 +146,7 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
         (Some(keepalive), Strategy::ForUpdate) => settings.keepalive = keepalive,
     }
     settings.on_restart = OnRestart::take(&mut url)?;
-    let files = ["ca", "cert", "key"].map(|name| url.take(name));
+    let files = TlsFiles::take(&mut url, "the URL of a MySQL")?;
     let url = url.finish()?;
     let settings = settings.check()?;
 
@@ -189,7 +190,7 @@ fn encrypted(
     options: MySqlConnectOptions,
     tls: Tls,
     is_loopback: bool,
-    [ca, cert, key]: [Option<String>; 3],
+    TlsFiles { ca, identity }: TlsFiles,
 ) -> Result<MySqlConnectOptions> {
     let mode = match tls {
         Tls::Off => MySqlSslMode::Disabled,
@@ -205,21 +206,11 @@ fn encrypted(
             "TLS needs the feature `tls` of leasehold-mysql, which is `mysql-tls` of leasehold; `tls=off` in the URL does without",
         ));
     }
-    if cert.is_some() != key.is_some() {
-        return Err(Error::invalid("`cert` and `key` in the URL of a MySQL belong together"));
-    }
-    for file in [&ca, &cert, &key].into_iter().flatten() {
-        if let Err(error) = std::fs::File::open(file) {
-            return Err(
-                Error::invalid(format!("the file {file} in the URL of a MySQL cannot be read")).with_source(error)
-            );
-        }
-    }
     let mut options = options.ssl_mode(mode);
     if let Some(ca) = ca {
         options = options.ssl_ca(ca);
     }
-    if let (Some(cert), Some(key)) = (cert, key) {
+    if let Some((cert, key)) = identity {
         options = options.ssl_client_cert(cert).ssl_client_key(key);
     }
     Ok(options)

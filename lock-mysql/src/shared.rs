@@ -1,17 +1,17 @@
-//! State that all connections of one client share.
+//! What all connections of one client share.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use leasehold_core::backend::restart::Epoch;
+use leasehold_core::Result;
 use leasehold_core::backend::{Attachment, Connecting, Lookups};
 use sqlx::mysql::MySqlConnectOptions;
 use tokio::time::Instant;
 
-use crate::maintenance::Maintenance;
-use crate::row::released::Released;
-use crate::row::wakeup::Turns;
-use crate::row::watcher::Watcher;
-use crate::settings::{self, Settings, Target};
+use crate::kit::lock;
+use crate::settings::{Settings, Target, parse_url, prepare};
+
+/// A listing takes at most this many call bounds.
+const LIST_BOUNDS: u32 = 9;
 
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
@@ -21,35 +21,33 @@ pub(crate) struct Shared {
     pub(crate) connecting: Connecting,
     pub(crate) lookups: Lookups,
     pub(crate) core: Attachment,
-    /// What this client knows about the runs of the server.
-    pub(crate) epoch: Mutex<Epoch>,
-    pub(crate) watcher: Watcher,
-    pub(crate) turns: Turns,
-    pub(crate) maintenance: Maintenance,
-    pub(crate) released: Released,
-    /// A connection that was last used before this may be one that the path has forgotten, as another one was.
+    /// When a test was sent on a connection that was idle, and had no reply: the path has forgotten that connection, and perhaps those
+    /// that were last used before.
     doubt: Mutex<Option<Instant>>,
 }
 
 impl Shared {
-    pub(crate) fn new(target: Target, settings: Settings) -> Self {
-        let Target { options, address } = target;
-        let options = settings::prepare(options);
-        let (watcher, turns, maintenance) = (Watcher::default(), Turns::default(), Maintenance::default());
-        Self {
+    pub(crate) fn parse(url: &str) -> Result<Arc<Self>> {
+        let (Target { options, address }, settings) = parse_url(url)?;
+        Ok(Arc::new(Self {
             connecting: Connecting::new(settings.timeout, settings.connect_timeout),
             lookups: Lookups::default(),
             settings,
-            options,
+            options: prepare(options),
             address,
             core: Attachment::new(),
-            epoch: Mutex::default(),
-            watcher,
-            turns,
-            maintenance,
-            released: Released::default(),
             doubt: Mutex::default(),
-        }
+        }))
+    }
+
+    /// The deadline of a call that starts now.
+    pub(crate) fn until(&self) -> Instant {
+        Instant::now() + self.settings.timeout
+    }
+
+    /// The deadline of a listing that starts now.
+    pub(crate) fn until_listed(&self) -> Instant {
+        Instant::now() + self.settings.timeout * LIST_BOUNDS
     }
 
     /// A connection that was idle has no reply to a test that was sent then.
@@ -60,9 +58,4 @@ impl Shared {
     pub(crate) fn is_doubted(&self, last_used: Instant) -> bool {
         lock(&self.doubt).is_some_and(|doubt| last_used < doubt)
     }
-}
-
-/// Locks a mutex, even after a panic. Every critical section in this crate leaves its data consistent at each step.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,8 +7,8 @@ use tokio::time::Instant;
 
 use crate::errors::{Failure, other_format};
 use crate::pool::{Checkout, Pool};
-use crate::row::rows::get;
 use crate::settings::Strategy;
+use crate::sql::get;
 
 /// The format of the row in a database of [`Strategy::Row`].
 macro_rules! row {

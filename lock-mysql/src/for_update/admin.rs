@@ -7,12 +7,12 @@ use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, LeaseInfo, Lock
 use sqlx::mysql::MySqlRow;
 use tokio::time::Instant;
 
+use super::backend::ForUpdate;
 use super::connection::Endpoint;
+use super::fences;
 use super::statements::{self, KEEP_TOKEN, RAISE_TOKEN, Statements};
-use super::{ForUpdate, fences};
 use crate::errors::{Failure, other_format};
-use crate::row::admin::LIST_BOUNDS;
-use crate::row::rows::{duration, get};
+use crate::sql::{duration, get};
 use crate::strategy;
 
 const PERMISSIONS: &str = "to end the lease of another user, this one needs the permissions PROCESS and CONNECTION ADMIN \
@@ -43,7 +43,7 @@ fn is_shown(row: &MySqlRow) -> Result<bool, Failure> {
 
 impl ForUpdate {
     async fn fetch(&self, query: String, until: Instant) -> Result<Vec<MySqlRow>, Failure> {
-        let pool = self.connections.calls().map_err(Failure::NotSent)?;
+        let pool = self.connections.calls.pool()?;
         let mut connection = strategy::checkout(&pool, self.until()).await?;
         let rows = connection.fetch_text(query, until).await;
         connection.put_back();
@@ -62,7 +62,7 @@ impl ForUpdate {
     }
 
     async fn try_list(&self, prefix: &str, limit: usize) -> Result<Listing, Failure> {
-        let until = Instant::now() + self.shared.settings.timeout * LIST_BOUNDS;
+        let until = self.connections.shared.until_listed();
         let rows = self.fetch(statements::list(prefix.as_bytes(), limit.min(Listing::MAX) as u64), until).await?;
         let (mut locks, mut unreadable) = (Vec::new(), Vec::new());
         for row in &rows {
@@ -79,7 +79,7 @@ impl ForUpdate {
         let (until, of) = (self.until(), Statements::new(name));
         // Refuses a row of another format.
         self.try_inspect(name).await?;
-        let pool = self.connections.calls().map_err(Failure::NotSent)?;
+        let pool = self.connections.calls.pool()?;
         // Unless it is returned, the connection is closed, and the server rolls its transaction back.
         let mut connection = pool.checkout(until).await?;
         let rows = connection.fetch_text(of.outdate(token.get()), until).await?;

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::statements::LIMITS;
 use crate::errors::Failure;
 use crate::pool::{Checkout, Pool};
-use crate::row::rows::get;
+use crate::sql::get;
 
 /// A connection at the server. Its number alone is used again after a restart of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]

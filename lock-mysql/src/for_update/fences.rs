@@ -12,8 +12,8 @@ use super::connection::Endpoint;
 use super::statements::{self, Kill, OTHER_FORMAT, Statements, addresses};
 use crate::errors::{Failure, other_format};
 use crate::pool::{Checkout, Pool};
-use crate::row::rows::get;
 use crate::settings::Strategy;
+use crate::sql::get;
 use crate::strategy::{MARK_FOR_UPDATE, refuse_other};
 
 /// The pause between two looks at a connection. It doubles.
@@ -65,18 +65,13 @@ pub(super) async fn lengthen(
     ttl: u64,
     until: Instant,
 ) -> Result<(), Failure> {
-    let mut connection = pool.checkout(until).await?;
-    let done = connection.execute_text(of.lengthen(token.get(), ttl), until).await;
-    connection.put_back();
-    done.map(drop)
+    pool.execute_text(of.lengthen(token.get(), ttl), until).await.map(drop)
 }
 
 /// Whether a connection holds.
 pub(super) async fn holds(pool: &Pool, of: &Statements, id: u64, until: Instant) -> Result<bool, Failure> {
-    let mut connection = pool.checkout(until).await?;
-    let rows = connection.fetch_text(of.holds(id), until).await;
-    connection.put_back();
-    Ok(get::<i64>(rows?.first().ok_or(Failure::UnexpectedReply)?, 0)? == 1)
+    let rows = pool.fetch_text(of.holds(id), until).await?;
+    Ok(get::<i64>(rows.first().ok_or(Failure::UnexpectedReply)?, 0)? == 1)
 }
 
 /// Returns `true` when the server shows that a connection waits for a row, and `false` if it does not within the time, or when nobody
@@ -89,10 +84,8 @@ pub(super) async fn waits(
 ) -> Result<bool, Failure> {
     let mut pause = FIRST_PAUSE;
     while is_needed() && Instant::now() + pause < until {
-        let mut connection = pool.checkout(until).await?;
-        let rows = connection.fetch_text(statement.clone(), until).await;
-        connection.put_back();
-        if get::<i64>(rows?.first().ok_or(Failure::UnexpectedReply)?, 0)? > 0 {
+        let rows = pool.fetch_text(statement.clone(), until).await?;
+        if get::<i64>(rows.first().ok_or(Failure::UnexpectedReply)?, 0)? > 0 {
             return Ok(true);
         }
         sleep(pause).await;
@@ -107,9 +100,7 @@ pub(super) async fn existing(
     endpoints: impl Iterator<Item = &Endpoint> + Clone,
     until: Instant,
 ) -> Result<HashSet<u64>, Failure> {
-    let mut connection = pool.checkout(until).await?;
-    let rows = connection.fetch_text(addresses(endpoints.clone().map(|it| it.id)), until).await;
-    connection.put_back();
+    let rows = pool.fetch_text(addresses(endpoints.clone().map(|it| it.id)), until).await;
     let found =
         rows?.iter().map(|row| Ok((get(row, 0)?, get(row, 1)?))).collect::<Result<HashSet<(u64, String)>, _>>()?;
     let exists = |it: &&Endpoint| found.contains(&(it.id, it.host.clone()));
@@ -118,10 +109,7 @@ pub(super) async fn existing(
 
 /// Ends a connection at the server, or its statement. Returns whether the connection existed.
 pub(super) async fn kill(pool: &Pool, what: Kill, endpoint: &Endpoint, until: Instant) -> Result<bool, Failure> {
-    let mut connection = pool.checkout(until).await?;
-    let killed = connection.execute_text(statements::kill(what, endpoint.id, &endpoint.host), until).await;
-    connection.put_back();
-    match killed {
+    match pool.execute_text(statements::kill(what, endpoint.id, &endpoint.host), until).await {
         Ok(_) => Ok(true),
         Err(Failure::NoSuchConnection) => Ok(false),
         Err(failure) => Err(failure),

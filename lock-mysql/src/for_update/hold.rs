@@ -152,7 +152,7 @@ impl Task {
         lease: &mut Lease,
         ttl: Duration,
     ) -> Result<Option<Confirmation>, Failure> {
-        let (statements, calls) = (&self.request.statements, self.connections.calls().map_err(Failure::NotSent)?);
+        let (statements, calls) = (&self.request.statements, self.connections.calls.pool()?);
         let (stamp, now) = (self.core.stamp(), Instant::now());
         // A statement on the connection would shorten the lease.
         if lease.ends() >= now + ttl {

@@ -4,41 +4,46 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::backend::ForUpdate;
 use super::connection::Connection;
-use super::statements::{self, PURGE_ROWS};
+use super::statements::{self, LEASES, PURGE_ROWS};
 use crate::errors::Failure;
+use crate::maintenance::Purge;
 use crate::pool::Pool;
-use crate::row::rows::get;
+use crate::session::SetUp;
+use crate::sql::get;
 
-/// Reads the rows after a name and removes those that may be removed. Returns the last name and the number of removed rows, or `None` at
-/// the end of the table.
-pub(crate) async fn step(
-    pool: &Pool,
-    after: &[u8],
-    retention: Duration,
-    until: Instant,
-) -> Result<Option<(Vec<u8>, u64)>, Failure> {
-    let mut connection = Connection::take(pool, until).await?;
-    // The ttl of a lease that a restart has ended is needed until the server has run for so long.
-    let uptime = connection.uptime().as_secs();
-    let rows = connection.fetch(statements::purgeable(after, retention, uptime), until).await?;
-    let last = match rows.last() {
-        Some(last) if rows.len() >= PURGE_ROWS => Some(get::<Vec<u8>>(last, 0)?),
-        _ => None,
-    };
-    let mut names: Vec<Vec<u8>> = Vec::new();
-    for row in &rows {
-        if get::<i64>(row, 1)? != 0 {
-            names.push(get(row, 0)?);
+impl Purge for ForUpdate {
+    const SET_UP: SetUp = LEASES;
+
+    async fn step(
+        pool: &Pool,
+        after: &[u8],
+        retention: Duration,
+        until: Instant,
+    ) -> Result<Option<(Vec<u8>, u64)>, Failure> {
+        let mut connection = Connection::take(pool, until).await?;
+        // The ttl of a lease that a restart has ended is needed until the server has run for so long.
+        let uptime = connection.uptime().as_secs();
+        let rows = connection.fetch(statements::purgeable(after, retention, uptime), until).await?;
+        let last = match rows.last() {
+            Some(last) if rows.len() >= PURGE_ROWS => Some(get::<Vec<u8>>(last, 0)?),
+            _ => None,
+        };
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        for row in &rows {
+            if get::<i64>(row, 1)? != 0 {
+                names.push(get(row, 0)?);
+            }
         }
+        let mut removed = 0;
+        if !names.is_empty() {
+            let free = connection.fetch(statements::lock_free(&names), until).await?;
+            removed = free.len() as u64;
+            let free = free.iter().map(|row| get(row, 0)).collect::<Result<Vec<Vec<u8>>, _>>()?;
+            connection.execute(statements::remove(&free, retention, uptime), until).await?;
+        }
+        connection.put_back();
+        Ok(last.map(|last| (last, removed)))
     }
-    let mut removed = 0;
-    if !names.is_empty() {
-        let free = connection.fetch(statements::lock_free(&names), until).await?;
-        removed = free.len() as u64;
-        let free = free.iter().map(|row| get(row, 0)).collect::<Result<Vec<Vec<u8>>, _>>()?;
-        connection.execute(statements::remove(&free, retention, uptime), until).await?;
-    }
-    connection.put_back();
-    Ok(last.map(|last| (last, removed)))
 }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::connection::Endpoint;
 use crate::errors::Failure;
-use crate::shared::lock;
+use crate::kit::lock;
 
 /// How far the task of a claim is.
 #[derive(Clone, Debug)]

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use leasehold_core::LockName;
 
-use crate::row::statements::literal;
 use crate::session::SetUp;
+use crate::sql::literal;
 use crate::strategy;
 
 /// The format of a row of `leasehold_fences`.
@@ -30,7 +30,7 @@ pub(crate) const PREPARED: &[&str] =
 /// For a connection that locks rows: no limits of the server for transactions that are idle and for statements that take long, but for
 /// `wait_timeout`, and what [`Connection`](super::connection::Connection) needs to know. With strict SQL mode the server refuses a value
 /// beyond its own maximum. It shows the values at the end, because a proxy may have kept the settings from it.
-pub(crate) const SET_UP: SetUp = SetUp {
+pub(super) const LEASES: SetUp = SetUp {
     statements: &[],
     facts: "\
 SET SESSION wait_timeout = 3600, net_read_timeout = 30, net_write_timeout = 60 \
@@ -289,7 +289,7 @@ pub(super) fn list(prefix: &[u8], limit: u64) -> String {
 }
 
 /// The numbers of locks that are held, and of rows.
-pub(crate) const COUNT: &str = "SELECT COUNT(CASE WHEN \
+pub(super) const COUNT: &str = "SELECT COUNT(CASE WHEN \
 IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', name), 256), 40))) IS NOT NULL THEN 1 END), COUNT(*) \
 FROM leasehold_fences";
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use leasehold_core::LockName;
 use leasehold_core::backend::{Confirmation, CoreHandle, Event, OwnerToken, PlaceNumber, Stamp};
-use leasehold_core::{Error, ErrorKind, LockName};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout_at};
 
@@ -20,7 +20,7 @@ use super::fences::{self, Raised};
 use super::hold::Lease;
 use super::slot::{Command, Ownership, Phase};
 use super::statements::{Grantee, IfTaken, Statements};
-use crate::connections::Connections;
+use crate::connections::{Connections, Pools};
 use crate::errors::Failure;
 use crate::pool::Pool;
 
@@ -67,8 +67,9 @@ impl From<Failure> for NoLease {
 }
 
 impl Task {
-    pub(super) async fn run(mut self) {
-        let pool = self.connections.leases(self.core.keeper_runtime());
+    /// `leases` has the connections of claims that hold or wait.
+    pub(super) async fn run(mut self, leases: Arc<Pools>) {
+        let pool = leases.pool_of(self.core.keeper_runtime());
         let mut connection = match Connection::take(&pool, self.until()).await {
             Ok(connection) => connection,
             Err(failure) => return self.over(Phase::Failed(failure.into())),
@@ -110,7 +111,7 @@ impl Task {
     }
 
     pub(super) fn until(&self) -> Instant {
-        Instant::now() + self.connections.shared.settings.timeout
+        self.connections.shared.until()
     }
 
     pub(super) fn confirmation(&self, ttl: Duration, sent: Stamp) -> Confirmation {
@@ -136,7 +137,7 @@ impl Task {
     /// Locks the row and raises the token.
     async fn acquire(&self, connection: &mut Connection<'_>) -> Result<Lease, NoLease> {
         let Request { statements, place_ttl, .. } = &self.request;
-        let calls = self.connections.calls().map_err(Failure::NotSent)?;
+        let calls = self.connections.calls.pool()?;
         loop {
             let done = match self.request.waits {
                 true => self.wait(connection).await,
@@ -182,7 +183,7 @@ impl Task {
         } else {
             // On a connection of its own, because others are needed for the grant, and in a task of its own, because a query that is dropped
             // closes its connection.
-            let (pool, until) = (self.connections.renewals().map_err(Failure::NotSent)?, self.until());
+            let (pool, until) = (self.connections.renewals.pool()?, self.until());
             let (needed, is_needed) = tokio::sync::oneshot::channel::<()>();
             let placed = tokio::spawn(async move {
                 let is_needed = || !needed.is_closed();
@@ -269,7 +270,9 @@ impl Task {
     /// Ends the connection, which may still have locked the row. The server ends it after the ttl otherwise. Returns whether the
     /// connection existed; `None` if that is not known.
     pub(super) async fn end_connection(&self) -> Option<bool> {
-        let (Ok(pool), Some(endpoint)) = (self.connections.calls(), self.connection.condemn()) else { return None };
+        let (Ok(pool), Some(endpoint)) = (self.connections.calls.pool(), self.connection.condemn()) else {
+            return None;
+        };
         match fences::end(&pool, &endpoint, self.until()).await {
             Ok(existed) => Some(existed),
             Err(failure) => {
@@ -304,8 +307,3 @@ const SOON: Duration = Duration::from_millis(5);
 
 /// Longer than any wait.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
-
-/// The error of an acquire whose claim was withdrawn.
-pub(super) fn withdrawn() -> Error {
-    Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived")
-}

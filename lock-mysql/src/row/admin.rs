@@ -6,14 +6,11 @@ use leasehold_core::backend::{Break, Inspect, List};
 use leasehold_core::{FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
 use sqlx::mysql::MySqlRow;
 
-use crate::backend::MySqlBackend;
 use crate::errors::{Failure, other_format};
-use crate::row::rows::{bytes, duration, get};
+use crate::row::backend::RowLease;
 use crate::row::statements::{BREAK, INSPECT, IS_READABLE, LIST, LIST_UNREADABLE};
+use crate::sql::{bytes, duration, get};
 use crate::strategy;
-
-/// A listing takes at most this many call bounds.
-pub(crate) const LIST_BOUNDS: u32 = 9;
 
 /// Decodes a row for display.
 fn read_row(row: &MySqlRow) -> Result<LockInfo, Failure> {
@@ -27,9 +24,9 @@ fn read_row(row: &MySqlRow) -> Result<LockInfo, Failure> {
     Ok(LockInfo::new(last_token, lease.transpose()?.into_iter().collect(), None))
 }
 
-impl MySqlBackend {
+impl RowLease {
     async fn try_inspect(&self, name: &LockName) -> Result<Option<LockInfo>, Failure> {
-        let (until, pool) = (self.until(), self.connections.calls().map_err(Failure::NotSent)?);
+        let (until, pool) = (self.until(), self.rows.connections.calls.pool()?);
         let mut connection = strategy::checkout(&pool, until).await?;
         let rows = connection.fetch(sqlx::query(INSPECT).bind(bytes(name)), until).await;
         connection.put_back();
@@ -42,8 +39,8 @@ impl MySqlBackend {
     }
 
     async fn try_list(&self, prefix: &str, limit: usize) -> Result<Listing, Failure> {
-        let pool = self.connections.calls().map_err(Failure::NotSent)?;
-        let until = tokio::time::Instant::now() + self.shared.settings.timeout * LIST_BOUNDS;
+        let pool = self.rows.connections.calls.pool()?;
+        let until = self.rows.connections.shared.until_listed();
         let limit = limit.min(Listing::MAX) as u64;
         let mut connection = strategy::checkout(&pool, self.until()).await?;
         let query = |text| sqlx::query(text).bind(prefix.as_bytes()).bind(prefix.as_bytes()).bind(limit);
@@ -56,7 +53,7 @@ impl MySqlBackend {
     }
 
     async fn try_break(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>, Failure> {
-        let (until, pool) = (self.until(), self.connections.calls().map_err(Failure::NotSent)?);
+        let (until, pool) = (self.until(), self.rows.connections.calls.pool()?);
         let mut connection = strategy::checkout(&pool, until).await?;
         let rows = connection.fetch(sqlx::query(IS_READABLE).bind(bytes(name)), until).await?;
         if let Some(row) = rows.first()
@@ -72,21 +69,21 @@ impl MySqlBackend {
 }
 
 #[async_trait]
-impl Inspect for MySqlBackend {
+impl Inspect for RowLease {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         self.try_inspect(name).await.map_err(Failure::without_effect)
     }
 }
 
 #[async_trait]
-impl List for MySqlBackend {
+impl List for RowLease {
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         self.try_list(prefix, limit).await.map_err(Failure::without_effect)
     }
 }
 
 #[async_trait]
-impl Break for MySqlBackend {
+impl Break for RowLease {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         Ok(self.try_break(name, token).await?)
     }

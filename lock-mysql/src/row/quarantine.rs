@@ -3,15 +3,16 @@
 //! Each connection reads the run of the server before its first acquire. `leasehold_core::backend::restart` decides what follows, and
 //! `run` says what a run is.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold_core::backend::restart::{CheckContext, Decision, Grants, OnRestart, Quarantine, quarantined};
+use leasehold_core::backend::restart::{CheckContext, Decision, Epoch, Grants, OnRestart, Quarantine, quarantined};
 use tokio::time::Instant;
 
 use crate::errors::{BACKEND, Failure, other_format, read_only};
+use crate::kit::lock;
 use crate::pool::Checkout;
 use crate::row::run::{State, read_after};
-use crate::shared::lock;
 
 /// Prepares the acquire of a lease with this ttl on a connection.
 ///
@@ -20,10 +21,11 @@ use crate::shared::lock;
 /// told that the ttl is in use, and the acquire must not be sent.
 pub(crate) async fn before_acquire(
     connection: &mut Checkout<'_>,
+    epoch: &Mutex<Epoch>,
     ttl: Duration,
     until: Instant,
 ) -> Result<(), Failure> {
-    before_renewal(connection, ttl, until).await?;
+    before_renewal(connection, epoch, ttl, until).await?;
     let left = connection.quarantine().and_then(|quarantine| quarantine.left(Instant::now()));
     match left {
         Some(left) => Err(Failure::NotSent(quarantined(&connection.shared().address, left))),
@@ -37,20 +39,26 @@ pub(crate) async fn before_acquire(
 /// The run of the server cannot be read, or other clients cannot be told.
 pub(crate) async fn before_renewal(
     connection: &mut Checkout<'_>,
+    epoch: &Mutex<Epoch>,
     ttl: Duration,
     until: Instant,
 ) -> Result<(), Failure> {
     let now = Instant::now();
     let is_current = connection.quarantine().is_some_and(|quarantine| !quarantine.needs_reading(ttl, now));
-    if is_current && !lock(&connection.shared().epoch).needs_reading(ttl, now) {
+    if is_current && !lock(epoch).needs_reading(ttl, now) {
         return Ok(());
     }
-    let quarantine = read(connection, ttl, until).await?;
+    let quarantine = read(connection, epoch, ttl, until).await?;
     connection.set_quarantine(quarantine);
     Ok(())
 }
 
-async fn read(connection: &mut Checkout<'_>, ttl: Duration, until: Instant) -> Result<Quarantine, Failure> {
+async fn read(
+    connection: &mut Checkout<'_>,
+    epoch: &Mutex<Epoch>,
+    ttl: Duration,
+    until: Instant,
+) -> Result<Quarantine, Failure> {
     let mut change = None;
     // Terminates: a client whose change had no effect reads what another one wrote, and every write has what all must know.
     loop {
@@ -69,7 +77,7 @@ async fn read(connection: &mut Checkout<'_>, ttl: Duration, until: Instant) -> R
         if change.is_some() {
             continue;
         }
-        let mut epoch = lock(&shared.epoch);
+        let mut epoch = lock(epoch);
         let reading = state.reading(epoch.run());
         let check = CheckContext { on_restart, ttl, requested, now: Instant::now() };
         match epoch.evaluate(&reading, check) {

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use leasehold_core::LockName;
 
-use crate::shared::lock;
+use crate::kit::lock;
 
 /// More names than this are forgotten together.
 const MOST: usize = 10_000;

@@ -4,7 +4,7 @@
 //! packet says which rows it has changed. A time limit instead would take a slow path for a locked row.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::backend::{
@@ -16,16 +16,16 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
 use crate::errors::Failure;
-use crate::pool::Pool;
+use crate::kit::lock;
 use crate::row::quarantine;
-use crate::row::rows::{self, get};
+use crate::row::rows::{self, Rows};
 use crate::row::statements::{RENEW_ROWS, renew_rows};
-use crate::shared::lock;
+use crate::sql::{bytes, get, micros};
 
 /// The renewals that wait for the connection. Those that came while a packet was on its way are sent together: on a slow path, a packet for
 /// each call would take longer than the leases last.
-#[derive(Default)]
 pub(crate) struct Renewals {
+    rows: Arc<Rows>,
     waiting: Mutex<Vec<Renewal>>,
     sending: tokio::sync::Mutex<()>,
 }
@@ -45,10 +45,13 @@ impl Renewal {
 }
 
 impl Renewals {
+    pub(crate) fn new(rows: Arc<Rows>) -> Self {
+        Self { rows, waiting: Mutex::default(), sending: tokio::sync::Mutex::default() }
+    }
+
     /// Renews leases, and gives a reply for each.
     pub(crate) async fn renew(
         &self,
-        pool: &Pool,
         core: &CoreHandle,
         requests: &[RenewRequest],
         replies: &RenewReplies,
@@ -71,7 +74,7 @@ impl Renewals {
                         let mut waiting = std::mem::take(&mut *lock(&self.waiting));
                         // A call that has given up may be followed by the release of its claim, and that by nothing.
                         waiting.retain(|renewal| !renewal.reply.is_closed());
-                        send(pool, core, waiting, until).await;
+                        self.send(core, waiting, until).await;
                         drop(sending);
                     }
                 }
@@ -81,51 +84,52 @@ impl Renewals {
             replies.fail_rest(&Failure::TimedOut.into());
         }
     }
-}
 
-/// Sends renewals: those with the same ttl and policy together.
-async fn send(pool: &Pool, core: &CoreHandle, mut rest: Vec<Renewal>, until: Instant) {
-    while let Some(first) = rest.first() {
-        let key = (first.request.ttl, first.request.policy);
-        let (alike, others): (Vec<_>, Vec<_>) =
-            rest.into_iter().partition(|it| (it.request.ttl, it.request.policy) == key);
-        for some in alike.chunks(RENEW_ROWS) {
-            if let Err(failure) = send_alike(pool, core, some, key, until).await {
-                let error = Error::from(failure);
-                some.iter().for_each(|renewal| renewal.reply(RenewReply::Unknown(error.clone())));
+    /// Sends renewals: those with the same ttl and policy together.
+    async fn send(&self, core: &CoreHandle, mut rest: Vec<Renewal>, until: Instant) {
+        while let Some(first) = rest.first() {
+            let key = (first.request.ttl, first.request.policy);
+            let (alike, others): (Vec<_>, Vec<_>) =
+                rest.into_iter().partition(|it| (it.request.ttl, it.request.policy) == key);
+            for some in alike.chunks(RENEW_ROWS) {
+                if let Err(failure) = self.send_alike(core, some, key, until).await {
+                    let error = Error::from(failure);
+                    some.iter().for_each(|renewal| renewal.reply(RenewReply::Unknown(error.clone())));
+                }
             }
+            rest = others;
         }
-        rest = others;
     }
-}
 
-async fn send_alike(
-    pool: &Pool,
-    core: &CoreHandle,
-    renewals: &[Renewal],
-    (ttl, policy): (Duration, RenewPolicy),
-    until: Instant,
-) -> Result<(), Failure> {
-    let mut connection = pool.checkout(until).await?;
-    if let Err(failure) = quarantine::before_renewal(&mut connection, ttl, until).await {
+    async fn send_alike(
+        &self,
+        core: &CoreHandle,
+        renewals: &[Renewal],
+        (ttl, policy): (Duration, RenewPolicy),
+        until: Instant,
+    ) -> Result<(), Failure> {
+        let pool = self.rows.connections.renewals.pool()?;
+        let mut connection = pool.checkout(until).await?;
+        if let Err(failure) = quarantine::before_renewal(&mut connection, &self.rows.epoch, ttl, until).await {
+            connection.put_back();
+            return Err(failure);
+        }
+        let claims = || renewals.iter().map(|renewal| &renewal.request.claim);
+        let names = claims().map(|claim| bytes(claim.name()));
+        let text = renew_rows(names, claims().map(rows::owner), micros(ttl), policy == RenewPolicy::Exactly);
+        let sent = core.stamp();
+        let renewed = connection.fetch_text(text, until).await;
         connection.put_back();
-        return Err(failure);
+        let renewed = were_renewed(&renewed?)?;
+        for renewal in renewals {
+            renewal.reply(match renewed.get(renewal.request.claim.owner()) {
+                None => RenewReply::Lost,
+                Some(false) => RenewReply::Unknown(locked()),
+                Some(true) => RenewReply::Renewed(Confirmation { ttl, sent, place: PlaceNumber::NONE }),
+            });
+        }
+        Ok(())
     }
-    let claims = || renewals.iter().map(|renewal| &renewal.request.claim);
-    let names = claims().map(|claim| rows::bytes(claim.name()));
-    let text = renew_rows(names, claims().map(rows::owner), rows::micros(ttl), policy == RenewPolicy::Exactly);
-    let sent = core.stamp();
-    let renewed = connection.fetch_text(text, until).await;
-    connection.put_back();
-    let renewed = were_renewed(&renewed?)?;
-    for renewal in renewals {
-        renewal.reply(match renewed.get(renewal.request.claim.owner()) {
-            None => RenewReply::Lost,
-            Some(false) => RenewReply::Unknown(locked()),
-            Some(true) => RenewReply::Renewed(Confirmation { ttl, sent, place: PlaceNumber::NONE }),
-        });
-    }
-    Ok(())
 }
 
 /// The claims that hold their locks, and whether the lease of each was renewed.

@@ -1,23 +1,32 @@
 //! The operations of the row lease, on a pool of connections.
 
 use std::collections::HashSet;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
-use leasehold_core::backend::{AcquireRequest, Claim, OnContention, Stamp, WITHDRAWN_TTL};
+use leasehold_core::backend::restart::Epoch;
+use leasehold_core::backend::{AcquireRequest, Claim, CoreHandle, OnContention, Stamp, WITHDRAWN_TTL};
 use leasehold_core::{FencingToken, LockName};
-use sqlx::mysql::{MySqlArguments, MySqlRow};
+use sqlx::MySql;
+use sqlx::mysql::MySqlArguments;
 use sqlx::query::Query;
-use sqlx::{MySql, Row};
+use std::time::Duration;
 use tokio::time::Instant;
 
+use crate::connections::Connections;
 use crate::errors::{Failure, other_format};
-use crate::pool::{Checkout, Pool};
+use crate::pool::Checkout;
 use crate::row::quarantine;
-use crate::row::statements::{
-    self, BUSY, IS_WANTED, OTHER_FORMAT, POLL, PURGE, PURGE_ROWS, PURGEABLE, PURGEABLE_ROWS, SIZES, Sized, WAS_HELD,
-    WAS_WITHDRAWN,
-};
-use crate::row::wakeup::Turn;
+use crate::row::released::Released;
+use crate::row::statements::{self, BUSY, IS_WANTED, OTHER_FORMAT, POLL, SIZES, Sized, WAS_HELD, WAS_WITHDRAWN};
+use crate::sql::{bytes, get, micros};
+
+/// The row leases of one client.
+pub(crate) struct Rows {
+    pub(super) connections: Arc<Connections>,
+    /// What this client knows about the runs of the server.
+    pub(super) epoch: Mutex<Epoch>,
+    released: Released,
+}
 
 /// The outcome of an acquire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,138 +42,149 @@ pub(crate) enum Acquired {
 
 pub(crate) type Statement<'q> = Query<'q, MySql, MySqlArguments>;
 
-pub(crate) fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
-}
-
-pub(crate) fn bytes(name: &LockName) -> &[u8] {
-    name.as_str().as_bytes()
-}
-
 pub(crate) fn owner(claim: &Claim) -> &[u8] {
     claim.owner().as_bytes()
 }
 
-/// Tries once to take the row. Returns the stamp from just before the statement was sent.
-pub(crate) async fn acquire(
-    pool: &Pool,
-    request: &AcquireRequest,
-    stamp: impl Fn() -> Stamp,
-    until: Instant,
-) -> Result<(Stamp, Acquired), Failure> {
-    let mut connection = pool.checkout(until).await?;
-    let done = acquire_by(&mut connection, request, stamp, until).await;
-    connection.put_back();
-    done
-}
+impl Rows {
+    pub(crate) fn new(connections: Arc<Connections>) -> Arc<Self> {
+        Arc::new(Self { connections, epoch: Mutex::default(), released: Released::default() })
+    }
 
-/// The same, on a connection.
-pub(crate) async fn acquire_by(
-    connection: &mut Checkout<'_>,
-    request: &AcquireRequest,
-    stamp: impl Fn() -> Stamp,
-    until: Instant,
-) -> Result<(Stamp, Acquired), Failure> {
-    quarantine::before_acquire(connection, request.ttl, until).await?;
-    let (claim, ttl) = (&request.claim, micros(request.ttl));
-    let (owner, holder) = (owner(claim), claim.holder().encode(None));
-    let holder = holder.as_bytes();
-    if connection.shared().released.take(claim.name()) {
-        let statement = sqlx::query(statements::ACQUIRE_FREE)
-            .bind(owner)
-            .bind(holder)
-            .bind(ttl)
-            .bind(bytes(claim.name()))
-            .bind(owner)
-            .bind(bytes(claim.name()));
-        let sent = stamp();
-        let done = connection.execute(statement, until).await?;
-        if done.rows_affected() > 0 {
-            return Ok((sent, Acquired::Granted(FencingToken::new(done.last_insert_id()))));
-        }
-        // A client that wants a lock again, which it has just released, would otherwise always be faster than the claims that poll.
-        if request.on_contention == OnContention::Queue {
-            let rows = connection.fetch(sqlx::query(IS_WANTED).bind(bytes(claim.name())), until).await?;
-            if get::<i64>(rows.first().ok_or(Failure::UnexpectedReply)?, 0)? != 0 {
-                return Ok((sent, Acquired::Wanted));
+    /// Tries once to take the row. Returns the stamp from just before the statement was sent.
+    pub(crate) async fn acquire(
+        &self,
+        request: &AcquireRequest,
+        core: &CoreHandle,
+        until: Instant,
+    ) -> Result<(Stamp, Acquired), Failure> {
+        let pool = self.connections.calls.pool()?;
+        let mut connection = pool.checkout(until).await?;
+        let done = self.acquire_by(&mut connection, request, core, until).await;
+        connection.put_back();
+        done
+    }
+
+    /// The same, on a connection.
+    pub(crate) async fn acquire_by(
+        &self,
+        connection: &mut Checkout<'_>,
+        request: &AcquireRequest,
+        core: &CoreHandle,
+        until: Instant,
+    ) -> Result<(Stamp, Acquired), Failure> {
+        quarantine::before_acquire(connection, &self.epoch, request.ttl, until).await?;
+        let (claim, ttl) = (&request.claim, micros(request.ttl));
+        let (owner, holder) = (owner(claim), claim.holder().encode(None));
+        let holder = holder.as_bytes();
+        if self.released.take(claim.name()) {
+            let statement = sqlx::query(statements::ACQUIRE_FREE)
+                .bind(owner)
+                .bind(holder)
+                .bind(ttl)
+                .bind(bytes(claim.name()))
+                .bind(owner)
+                .bind(bytes(claim.name()));
+            let sent = core.stamp();
+            let done = connection.execute(statement, until).await?;
+            if done.rows_affected() > 0 {
+                return Ok((sent, Acquired::Granted(FencingToken::new(done.last_insert_id()))));
+            }
+            // A client that wants a lock again, which it has just released, would otherwise always be faster than the claims that poll.
+            if request.on_contention == OnContention::Queue {
+                let rows = connection.fetch(sqlx::query(IS_WANTED).bind(bytes(claim.name())), until).await?;
+                if get::<i64>(rows.first().ok_or(Failure::UnexpectedReply)?, 0)? != 0 {
+                    return Ok((sent, Acquired::Wanted));
+                }
             }
         }
+        let statement = sqlx::query(statements::ACQUIRE)
+            .bind(bytes(claim.name()))
+            .bind(owner)
+            .bind(ttl)
+            .bind(holder)
+            .bind(owner)
+            .bind(owner)
+            .bind(owner)
+            .bind(owner)
+            .bind(holder)
+            .bind(owner)
+            .bind(owner)
+            .bind(owner)
+            .bind(owner)
+            .bind(owner)
+            .bind(ttl);
+        let sent = core.stamp();
+        let acquired = match connection.execute(statement, until).await?.last_insert_id() {
+            OTHER_FORMAT => return Err(Failure::Refused(other_format())),
+            WAS_WITHDRAWN => Acquired::Withdrawn,
+            busy if busy & BUSY != 0 => Acquired::Held(Duration::from_micros(busy & !BUSY)),
+            token => Acquired::Granted(FencingToken::new(token)),
+        };
+        Ok((sent, acquired))
     }
-    let statement = sqlx::query(statements::ACQUIRE)
-        .bind(bytes(claim.name()))
-        .bind(owner)
-        .bind(ttl)
-        .bind(holder)
-        .bind(owner)
-        .bind(owner)
-        .bind(owner)
-        .bind(owner)
-        .bind(holder)
-        .bind(owner)
-        .bind(owner)
-        .bind(owner)
-        .bind(owner)
-        .bind(owner)
-        .bind(ttl);
-    let sent = stamp();
-    let acquired = match connection.execute(statement, until).await?.last_insert_id() {
-        OTHER_FORMAT => return Err(Failure::Refused(other_format())),
-        WAS_WITHDRAWN => Acquired::Withdrawn,
-        busy if busy & BUSY != 0 => Acquired::Held(Duration::from_micros(busy & !BUSY)),
-        token => Acquired::Granted(FencingToken::new(token)),
-    };
-    Ok((sent, acquired))
-}
 
-/// Ends the lease of a claim, and its turn. Returns whether the claim held the lock.
-///
-/// The server may have closed a connection that was idle, and the request is lost then. So after a broken connection this asks once more on
-/// another one. If the claim holds its lease until then, the first request had no effect, and cannot have one later. Otherwise the outcome
-/// stays unknown.
-pub(crate) async fn release(pool: &Pool, claim: &Claim, turn: Option<&Turn>, until: Instant) -> Result<bool, Failure> {
-    let by_turn = match turn {
-        Some(turn) => turn.release(claim, until).await,
-        None => None,
-    };
-    let first = match by_turn {
-        Some(done) => done,
-        None => release_once(pool, claim, until).await,
-    };
-    let was_held = match first {
-        Err(Failure::Disconnected(cause)) => match release_once(pool, claim, until).await {
-            Ok(true) => true,
-            _ => return Err(Failure::Disconnected(cause)),
-        },
-        done => done?,
-    };
-    if was_held {
-        pool.shared().released.note(claim.name());
+    /// Ends the lease of a claim. Returns whether the claim held the lock. `first` is the outcome of a first attempt, over the connection of
+    /// the claim's turn.
+    ///
+    /// The server may have closed a connection that was idle, and the request is lost then. So after a broken connection this asks once more on
+    /// another one. If the claim holds its lease until then, the first request had no effect, and cannot have one later. Otherwise the outcome
+    /// stays unknown.
+    pub(crate) async fn release(
+        &self,
+        claim: &Claim,
+        first: Option<Result<bool, Failure>>,
+        until: Instant,
+    ) -> Result<bool, Failure> {
+        let first = match first {
+            Some(done) => done,
+            None => self.release_once(claim, until).await,
+        };
+        let was_held = match first {
+            Err(Failure::Disconnected(cause)) => match self.release_once(claim, until).await {
+                Ok(true) => true,
+                _ => return Err(Failure::Disconnected(cause)),
+            },
+            done => done?,
+        };
+        if was_held {
+            self.released.note(claim.name());
+        }
+        Ok(was_held)
     }
-    Ok(was_held)
-}
 
-async fn release_once(pool: &Pool, claim: &Claim, until: Instant) -> Result<bool, Failure> {
-    let statement = sqlx::query(statements::RELEASE).bind(bytes(claim.name())).bind(owner(claim));
-    Ok(pool.execute(statement, until).await?.rows_affected() > 0)
-}
+    async fn release_once(&self, claim: &Claim, until: Instant) -> Result<bool, Failure> {
+        let statement = sqlx::query(statements::RELEASE).bind(bytes(claim.name())).bind(owner(claim));
+        Ok(self.connections.calls.pool()?.execute(statement, until).await?.rows_affected() > 0)
+    }
 
-/// The same, and makes sure that a request of the claim that is still in flight has no effect.
-pub(crate) async fn withdraw(pool: &Pool, claim: &Claim, until: Instant) -> Result<bool, Failure> {
-    let (owner, ttl) = (owner(claim), micros(WITHDRAWN_TTL));
-    let statement = sqlx::query(statements::WITHDRAW)
-        .bind(bytes(claim.name()))
-        .bind(owner)
-        .bind(ttl)
-        .bind(owner)
-        .bind(owner)
-        .bind(owner)
-        .bind(ttl)
-        .bind(owner)
-        .bind(owner)
-        .bind(owner);
-    match pool.execute(statement, until).await?.last_insert_id() {
-        OTHER_FORMAT => Err(Failure::Refused(other_format())),
-        was_held => Ok(was_held == WAS_HELD),
+    /// The same, and makes sure that a request of the claim that is still in flight has no effect.
+    pub(crate) async fn withdraw(&self, claim: &Claim, until: Instant) -> Result<bool, Failure> {
+        let (owner, ttl) = (owner(claim), micros(WITHDRAWN_TTL));
+        let statement = sqlx::query(statements::WITHDRAW)
+            .bind(bytes(claim.name()))
+            .bind(owner)
+            .bind(ttl)
+            .bind(owner)
+            .bind(owner)
+            .bind(owner)
+            .bind(ttl)
+            .bind(owner)
+            .bind(owner)
+            .bind(owner);
+        match self.connections.calls.pool()?.execute(statement, until).await?.last_insert_id() {
+            OTHER_FORMAT => Err(Failure::Refused(other_format())),
+            was_held => Ok(was_held == WAS_HELD),
+        }
+    }
+
+    /// Those locks that are free.
+    pub(crate) async fn free(&self, names: &[LockName], until: Instant) -> Result<Vec<LockName>, Failure> {
+        let (text, size) = sized(&POLL, names.len());
+        let query = bind_all(sqlx::query(text), names, size, |name| bytes(name));
+        let rows = self.connections.calls.pool()?.fetch(query, until).await?;
+        let held: HashSet<Vec<u8>> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, Failure>>()?;
+        Ok(names.iter().filter(|name| !held.contains(bytes(name))).cloned().collect())
     }
 }
 
@@ -185,56 +205,4 @@ pub(crate) fn bind_all<'r, 'q, T>(
         statement = statement.bind(value(&rows[index.min(rows.len() - 1)]));
     }
     statement
-}
-
-/// A duration in microseconds; nothing for one that has passed.
-pub(crate) fn duration(micros: i64) -> Duration {
-    Duration::from_micros(u64::try_from(micros).unwrap_or_default())
-}
-
-/// Those locks that are free.
-pub(crate) async fn free(pool: &Pool, names: &[LockName], until: Instant) -> Result<Vec<LockName>, Failure> {
-    let (text, size) = sized(&POLL, names.len());
-    let query = bind_all(sqlx::query(text), names, size, |name| bytes(name));
-    let rows = pool.fetch(query, until).await?;
-    let held: HashSet<Vec<u8>> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, Failure>>()?;
-    Ok(names.iter().filter(|name| !held.contains(bytes(name))).cloned().collect())
-}
-
-/// Some names after `after` whose rows may be removed, and the name to continue after; `None` for that at the end of the table.
-pub(crate) async fn purgeable(
-    pool: &Pool,
-    after: &[u8],
-    retention: Duration,
-    until: Instant,
-) -> Result<(Vec<Vec<u8>>, Option<Vec<u8>>), Failure> {
-    let retention = micros(retention);
-    let query = sqlx::query(PURGEABLE).bind(retention).bind(retention).bind(after);
-    let rows = pool.fetch(query, until).await?;
-    let last = match rows.last() {
-        Some(last) if rows.len() >= PURGEABLE_ROWS => Some(get(last, 0)?),
-        _ => None,
-    };
-    let mut names = Vec::new();
-    for row in &rows {
-        if get::<i64>(row, 1)? != 0 {
-            names.push(get(row, 0)?);
-        }
-    }
-    Ok((names, last))
-}
-
-/// Removes rows that may be removed, and returns how many.
-pub(crate) async fn purge(pool: &Pool, names: &[Vec<u8>], retention: Duration, until: Instant) -> Result<u64, Failure> {
-    let retention = micros(retention);
-    let statement = bind_all(sqlx::query(PURGE), names, PURGE_ROWS, |name| &**name).bind(retention).bind(retention);
-    Ok(pool.execute(statement, until).await?.rows_affected())
-}
-
-/// Reads a column.
-pub(crate) fn get<'r, T>(row: &'r MySqlRow, index: usize) -> Result<T, Failure>
-where
-    T: sqlx::Decode<'r, MySql> + sqlx::Type<MySql>,
-{
-    row.try_get(index).map_err(|_| Failure::UnexpectedReply)
 }

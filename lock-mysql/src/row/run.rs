@@ -10,8 +10,8 @@ use leasehold_core::backend::restart::Reading;
 use sqlx::mysql::MySqlRow;
 
 use crate::errors::{Failure, other_format};
-use crate::row::rows::{duration, get};
 use crate::settings::Strategy;
+use crate::sql::{duration, get, literal};
 use crate::strategy;
 
 /// The condition on the row of the run. Its name is that of no lock.
@@ -124,7 +124,7 @@ impl State {
 
     /// The statement to run first, if the row does not have this server: it notes since when clients see the server.
     pub(crate) fn note(&self) -> Option<String> {
-        let seen = hex(self.server.text().as_bytes());
+        let seen = literal(self.server.text().as_bytes());
         match &self.row {
             None => Some(format!(
                 "INSERT INTO leasehold_locks (name, format, owner, fence, expires_at, withdrawn, withdrawn_until, holder) \
@@ -137,7 +137,7 @@ impl State {
                     row!()
                 ),
                 seen,
-                hex(&row.seen)
+                literal(&row.seen)
             )),
             Some(_) => None,
         }
@@ -148,9 +148,9 @@ impl State {
         let (seen, read): (&[u8], &str) = self.row.as_ref().map_or((&[], ""), |row| (&row.seen, &row.key));
         format!(
             concat!("UPDATE leasehold_locks SET holder = {} WHERE withdrawn = {} AND holder = {} AND ", row!()),
-            hex(key.as_bytes()),
-            hex(seen),
-            hex(read.as_bytes())
+            literal(key.as_bytes()),
+            literal(seen),
+            literal(read.as_bytes())
         )
     }
 
@@ -174,12 +174,6 @@ impl State {
         let now = Duration::from_millis(u64::try_from(self.now.as_millis()).unwrap_or(u64::MAX));
         Reading { uptime: Some(uptime), now, key: key.to_owned(), run }
     }
-}
-
-/// Bytes as a literal.
-fn hex(bytes: &[u8]) -> String {
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("X'{digits}'")
 }
 
 #[cfg(test)]

@@ -7,6 +7,11 @@
 //! - An assignment sees the new values of the columns before it. So `fence` is first, and the columns that decide are last.
 //! - MySQL 8 and 9 and MariaDB accept these statements: they contain no `VALUES(column)`, row alias or `RETURNING`.
 
+use crate::sql::literal;
+
+/// Prepared when a connection for calls is opened, so that their first use takes one round trip.
+pub(crate) const PREPARED: &[&str] = &[ACQUIRE, ACQUIRE_FREE, RELEASE, WITHDRAW];
+
 /// The result of [`ACQUIRE`] and [`WITHDRAW`] for a row of another format.
 pub(crate) const OTHER_FORMAT: u64 = u64::MAX;
 
@@ -261,18 +266,6 @@ pub(crate) fn release_lock(name: &[u8]) -> String {
 pub(crate) fn release_both(name: &[u8], owner: &[u8]) -> String {
     let release = format!(release!("{name}", "{owner}"), name = literal(name), owner = literal(owner));
     format!("{release}; {}", release_lock(name))
-}
-
-/// Bytes as a literal.
-pub(crate) fn literal(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    let mut text = String::with_capacity(2 * bytes.len() + 3);
-    text.push_str("X'");
-    for byte in bytes {
-        let _ = write!(text, "{byte:02X}");
-    }
-    text.push('\'');
-    text
 }
 
 /// Whether a row may be purged: the next token, which is at least the server's time, is higher than that of the row even if the clock is

@@ -13,18 +13,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::LockName;
-use leasehold_core::backend::{AcquireRequest, Claim, CoreHandle, Stamp};
+use leasehold_core::backend::{AcquireRequest, Claim, CoreHandle, Stamp, Watches};
 use sqlx::mysql::MySqlRow;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::connections::Connections;
 use crate::errors::Failure;
+use crate::kit::lock;
 use crate::pool::{Checkout, Pool};
-use crate::row::rows::{self, Acquired, bytes, get, owner};
+use crate::row::rows::{Acquired, Rows, owner};
 use crate::row::statements::{GET_LOCK_SECONDS, get_lock, is_held, release_both, release_lock};
-use crate::shared::{Shared, lock};
+use crate::sql::{bytes, get};
 
 /// A lease that lasts for longer does without the named lock, and so without a connection.
 const KEPT_FOR: Duration = Duration::from_secs(1);
@@ -95,8 +95,10 @@ pub(crate) fn leave(claim: &Claim) -> Option<Turn> {
     lock(claim.slot::<Slot>()).take()
 }
 
-/// What a client knows of the named locks.
+/// The claims of one client that wait, and what it knows of the named locks.
 pub(crate) struct Turns {
+    pub(super) rows: Arc<Rows>,
+    pub(super) watches: Watches,
     inner: Mutex<Inner>,
     permits: Arc<Semaphore>,
 }
@@ -110,13 +112,12 @@ struct Inner {
     failed: Option<Instant>,
 }
 
-impl Default for Turns {
-    fn default() -> Self {
-        Self { inner: Mutex::default(), permits: Arc::new(Semaphore::new(MOST)) }
-    }
-}
-
 impl Turns {
+    pub(crate) fn new(rows: Arc<Rows>) -> Arc<Self> {
+        let (watches, inner, permits) = (Watches::default(), Mutex::default(), Arc::new(Semaphore::new(MOST)));
+        Arc::new(Self { rows, watches, inner, permits })
+    }
+
     /// Whether a claim of this client waits for the lock by its turn.
     pub(crate) fn is_waiting(&self, name: &LockName) -> bool {
         lock(&self.inner).waiting.contains_key(name)
@@ -130,6 +131,38 @@ impl Turns {
     fn failed(&self) {
         lock(&self.inner).failed = Some(Instant::now());
     }
+
+    /// Makes a claim wait for the named lock of its lock, unless it does already or cannot.
+    pub(crate) fn join(self: &Arc<Self>, core: &CoreHandle, claim: &Claim) {
+        let mut slot = lock(claim.slot::<Slot>());
+        if slot.as_ref().is_some_and(|turn| !turn.requests.is_closed()) {
+            return;
+        }
+        let Ok(permit) = self.permits.clone().try_acquire_owned() else { return };
+        let name = claim.name().clone();
+        let waiting = {
+            let mut inner = lock(&self.inner);
+            if inner.is_without() {
+                return;
+            }
+            inner.last += 1;
+            let number = inner.last;
+            inner.waiting.insert(name.clone(), number);
+            Waiting { turns: self.clone(), name, number }
+        };
+        let (requests, requested) = unbounded_channel();
+        let has_lock = Arc::<AtomicBool>::default();
+        *slot = Some(Turn { requests, has_lock: has_lock.clone() });
+        let task = Task {
+            turns: self.clone(),
+            core: core.clone(),
+            name: claim.name().clone(),
+            requested,
+            has_lock,
+            waiting: Some(waiting),
+        };
+        core.keeper_runtime().spawn(task.run(permit));
+    }
 }
 
 impl Inner {
@@ -140,49 +173,23 @@ impl Inner {
 
 /// A claim that waits by its turn, until this is dropped.
 struct Waiting {
-    connections: Arc<Connections>,
+    turns: Arc<Turns>,
     name: LockName,
     number: u64,
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let waiting = &mut lock(&self.connections.shared.turns.inner).waiting;
+        let waiting = &mut lock(&self.turns.inner).waiting;
         if waiting.get(&self.name) == Some(&self.number) {
             waiting.remove(&self.name);
         }
     }
 }
 
-/// Makes a claim wait for the named lock of its lock, unless it does already or cannot.
-pub(crate) fn join(connections: &Arc<Connections>, core: &CoreHandle, claim: &Claim) {
-    let turns = &connections.shared.turns;
-    let mut slot = lock(claim.slot::<Slot>());
-    if slot.as_ref().is_some_and(|turn| !turn.requests.is_closed()) {
-        return;
-    }
-    let Ok(permit) = turns.permits.clone().try_acquire_owned() else { return };
-    let (connections, name) = (connections.clone(), claim.name().clone());
-    let waiting = {
-        let mut inner = lock(&turns.inner);
-        if inner.is_without() {
-            return;
-        }
-        inner.last += 1;
-        let number = inner.last;
-        inner.waiting.insert(name.clone(), number);
-        Waiting { connections, name, number }
-    };
-    let (requests, requested) = unbounded_channel();
-    let has_lock = Arc::<AtomicBool>::default();
-    *slot = Some(Turn { requests, has_lock: has_lock.clone() });
-    let task = Task { core: core.clone(), name: claim.name().clone(), requested, has_lock, waiting: Some(waiting) };
-    let keeper = core.keeper_runtime();
-    keeper.spawn(task.run(permit));
-}
-
 /// The task of a turn.
 struct Task {
+    turns: Arc<Turns>,
     core: CoreHandle,
     name: LockName,
     requested: UnboundedReceiver<Request>,
@@ -193,16 +200,16 @@ struct Task {
 
 impl Task {
     async fn run(mut self, _permit: OwnedSemaphorePermit) {
-        let Some(connections) = self.waiting.as_ref().map(|waiting| waiting.connections.clone()) else { return };
-        let (turns, bound) = (&connections.shared.turns, connections.shared.settings.timeout);
-        let pool = connections.calls_of(self.core.keeper_runtime());
+        let turns = self.turns.clone();
+        let (connections, bound) = (&turns.rows.connections, turns.rows.connections.shared.settings.timeout);
+        let pool = connections.calls.pool_of(self.core.keeper_runtime());
         let Ok(mut connection) = pool.checkout(Instant::now() + bound).await else { return turns.failed() };
         if !connection.set_aside() {
             return connection.put_back();
         }
         let id = connection.id();
         let got = tokio::select! {
-            got = wait(&mut connection, &self.name, &connections.shared, &self.core) => got,
+            got = wait(&mut connection, &self.name, &turns, &self.core) => got,
             // The claim has left: a request is sent only if it has the named lock.
             _ = self.requested.recv() => {
                 // The server does not notice that the connection of a statement that waits is closed.
@@ -213,7 +220,7 @@ impl Task {
         let is_released = match got {
             Ok(()) => {
                 self.has_lock.store(true, Ordering::Release);
-                self.serve(&mut connection, &connections).await
+                self.serve(&mut connection).await
             }
             Err(failure) => {
                 let name = &self.name;
@@ -237,10 +244,10 @@ impl Task {
     }
 
     /// Polls the row, acquires and releases it. Returns whether the named lock was released.
-    async fn serve(&mut self, connection: &mut Checkout<'_>, connections: &Connections) -> bool {
-        let (shared, mut since, mut granted) = (&connections.shared, Instant::now(), None);
+    async fn serve(&mut self, connection: &mut Checkout<'_>) -> bool {
+        let (turns, mut since, mut granted) = (self.turns.clone(), Instant::now(), None);
         while connection.session().is_some() {
-            let pause = since.elapsed() * shared.turns.count().pow(2) / 100;
+            let pause = since.elapsed() * turns.count().pow(2) / 100;
             let pause = pause.clamp(*PAUSE.start(), *PAUSE.end());
             let next = granted.map_or_else(|| Instant::now() + self.core.jitter(pause), |at| at + KEPT_FOR);
             tokio::select! {
@@ -249,7 +256,7 @@ impl Task {
                     // Its caller was dropped.
                     Some(Request::Acquire { reply, .. }) if reply.is_closed() => {}
                     Some(Request::Acquire { request, until, reply }) => {
-                        let done = rows::acquire_by(connection, &request, || self.core.stamp(), until).await;
+                        let done = turns.rows.acquire_by(connection, &request, &self.core, until).await;
                         if let Ok((_, Acquired::Granted(_))) = done {
                             granted = Some(Instant::now());
                             self.waiting = None;
@@ -268,11 +275,11 @@ impl Task {
                     if granted.is_some() {
                         return false;
                     }
-                    let until = Instant::now() + shared.settings.timeout;
+                    let until = turns.rows.connections.shared.until();
                     let polled = connection.fetch_text(is_held(bytes(&self.name)), until).await;
                     if let Ok(false) = polled.and_then(|rows| read_is_held(rows.first())) {
                         since = Instant::now();
-                        shared.watcher.report(&self.name, &self.core);
+                        turns.watches.report(&self.name, &self.core);
                     }
                 }
             }
@@ -282,19 +289,14 @@ impl Task {
 }
 
 /// Waits for the named lock, for ever. In slices, because its owner may be paused: then a claim that waits sees that its lock is free.
-async fn wait(
-    connection: &mut Checkout<'_>,
-    name: &LockName,
-    shared: &Shared,
-    core: &CoreHandle,
-) -> Result<(), Failure> {
+async fn wait(connection: &mut Checkout<'_>, name: &LockName, turns: &Turns, core: &CoreHandle) -> Result<(), Failure> {
     loop {
-        let until = Instant::now() + Duration::from_secs(GET_LOCK_SECONDS) + shared.settings.timeout;
+        let until = turns.rows.connections.shared.until() + Duration::from_secs(GET_LOCK_SECONDS);
         let rows = connection.fetch_text(get_lock(bytes(name)), until).await?;
         let row = rows.first().ok_or(Failure::UnexpectedReply)?;
         let got = get::<Option<i64>>(row, 0)?.ok_or(Failure::UnexpectedReply)?;
         if !read_is_held(rows.get(1))? {
-            shared.watcher.report(name, core);
+            turns.watches.report(name, core);
         }
         if got == 1 {
             return Ok(());
@@ -309,13 +311,7 @@ fn read_is_held(row: Option<&MySqlRow>) -> Result<bool, Failure> {
 
 /// Ends a connection at the server.
 async fn kill(pool: &Pool, id: u64, bound: Duration) {
-    let until = Instant::now() + bound;
-    let killed = async {
-        let mut connection = pool.checkout(until).await?;
-        connection.execute_text(format!("KILL {id}"), until).await?;
-        connection.put_back();
-        Ok::<_, Failure>(())
-    };
+    let killed = pool.execute_text(format!("KILL {id}"), Instant::now() + bound);
     if let Err(failure) = killed.await {
         tracing::debug!(target: "leasehold", backend = "mysql", ?failure, "a connection that waits cannot be ended");
     }

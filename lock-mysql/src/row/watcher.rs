@@ -3,17 +3,15 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::LockName;
-use leasehold_core::backend::{Claim, CoreHandle, WatchGuard, Watches};
+use leasehold_core::backend::{Claim, CoreHandle, WatchGuard};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use crate::connections::Connections;
 use crate::errors::Failure;
-use crate::row::rows;
+use crate::kit::lock;
+use crate::row::rows::Rows;
 use crate::row::statements::SIZES;
-use crate::row::wakeup;
-use crate::shared::lock;
+use crate::row::wakeup::Turns;
 
 /// The pause between two polls, while locks become free or new ones are watched.
 const MIN_PAUSE: Duration = Duration::from_millis(25);
@@ -24,47 +22,43 @@ const MAX_PAUSE: Duration = Duration::from_millis(125);
 /// The pause after polls that failed. It grows to this.
 const MAX_PAUSE_AFTER_ERROR: Duration = Duration::from_secs(1);
 
-/// The watches of one client, and the task that polls them.
-#[derive(Default)]
+/// The task that polls for the claims of one client.
 pub(crate) struct Watcher {
-    watches: Watches,
+    turns: Arc<Turns>,
     /// A lock is watched that was not before.
     is_new: Notify,
     is_running: Mutex<bool>,
 }
 
 impl Watcher {
-    /// Reports when a lock may be free. The lock may have become free before the call.
-    pub(crate) fn watch(connections: &Arc<Connections>, claim: &Claim) -> WatchGuard {
-        let Ok(core) = connections.shared.core.core() else { return WatchGuard::none() };
-        let watcher = &connections.shared.watcher;
-        let (guard, is_new) = watcher.watches.open(claim.name());
-        let was_running = std::mem::replace(&mut *lock(&watcher.is_running), true);
-        if !was_running {
-            core.keeper_runtime().spawn(run(connections.clone(), core.clone()));
-        } else if is_new {
-            watcher.is_new.notify_one();
-        }
-        wakeup::join(connections, core, claim);
-        guard
+    pub(crate) fn new(rows: Arc<Rows>) -> Arc<Self> {
+        Arc::new(Self { turns: Turns::new(rows), is_new: Notify::new(), is_running: Mutex::default() })
     }
 
-    /// Reports that a lock may be free.
-    pub(crate) fn report(&self, name: &LockName, core: &CoreHandle) {
-        self.watches.report(name, core);
+    /// Reports when a lock may be free. The lock may have become free before the call.
+    pub(crate) fn watch(self: &Arc<Self>, claim: &Claim) -> WatchGuard {
+        let Ok(core) = self.turns.rows.connections.shared.core.core() else { return WatchGuard::none() };
+        let (guard, is_new) = self.turns.watches.open(claim.name());
+        let was_running = std::mem::replace(&mut *lock(&self.is_running), true);
+        if !was_running {
+            core.keeper_runtime().spawn(run(self.clone(), core.clone()));
+        } else if is_new {
+            self.is_new.notify_one();
+        }
+        self.turns.join(core, claim);
+        guard
     }
 
     /// Whether the task ends. `watch` opens the watch before it reads `is_running`, so one of the two sees the other.
     fn ends(&self) -> bool {
         let mut is_running = lock(&self.is_running);
-        *is_running = !self.watches.is_empty();
+        *is_running = !self.turns.watches.is_empty();
         !*is_running
     }
 }
 
 /// Polls until no lock is watched.
-async fn run(connections: Arc<Connections>, core: CoreHandle) {
-    let watcher = &connections.shared.watcher;
+async fn run(watcher: Arc<Watcher>, core: CoreHandle) {
     let mut pause = MIN_PAUSE;
     let mut next = Instant::now() + core.jitter(pause);
     loop {
@@ -80,7 +74,7 @@ async fn run(connections: Arc<Connections>, core: CoreHandle) {
         if watcher.ends() {
             return;
         }
-        pause = match poll(&connections, &core).await {
+        pause = match poll(&watcher.turns, &core).await {
             Ok(true) => MIN_PAUSE,
             Ok(false) => (pause * 5 / 4).min(MAX_PAUSE),
             Err(failure) => {
@@ -94,16 +88,14 @@ async fn run(connections: Arc<Connections>, core: CoreHandle) {
 
 /// Polls the locks that are watched, but for those whose claims wait by their turns, and reports those that are free. Returns whether it has
 /// reported any.
-async fn poll(connections: &Connections, core: &CoreHandle) -> Result<bool, Failure> {
-    let shared = &connections.shared;
-    let mut names = shared.watcher.watches.names();
-    names.retain(|name| !shared.turns.is_waiting(name));
-    let until = Instant::now() + shared.settings.timeout;
+async fn poll(turns: &Turns, core: &CoreHandle) -> Result<bool, Failure> {
+    let mut names = turns.watches.names();
+    names.retain(|name| !turns.is_waiting(name));
+    let until = turns.rows.connections.shared.until();
     let mut any = false;
     for names in names.chunks(SIZES[SIZES.len() - 1]) {
-        let pool = connections.calls().map_err(Failure::NotSent)?;
-        for name in rows::free(&pool, names, until).await? {
-            shared.watcher.report(&name, core);
+        for name in turns.rows.free(names, until).await? {
+            turns.watches.report(&name, core);
             any = true;
         }
     }

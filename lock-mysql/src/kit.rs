@@ -1,0 +1,45 @@
+//! What knows nothing of MySQL and is needed by every backend that has connections.
+
+use std::fs::File;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use leasehold_core::backend::StoreUrl;
+use leasehold_core::{Error, ErrorKind, Result};
+
+/// Locks a mutex, even after a panic. Every critical section in this crate leaves its data consistent at each step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The error of an acquire whose claim was withdrawn.
+pub(crate) fn withdrawn() -> Error {
+    Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived")
+}
+
+/// The files for TLS that a URL names.
+#[derive(Default)]
+pub(crate) struct TlsFiles {
+    /// The certificate authority.
+    pub(crate) ca: Option<String>,
+    /// The client's own certificate and key.
+    pub(crate) identity: Option<(String, String)>,
+}
+
+impl TlsFiles {
+    /// Takes `ca`, `cert` and `key`. `url_of` is "the URL of …", for errors.
+    ///
+    /// # Errors
+    /// `InvalidInput`: one of `cert` and `key` is missing, or a file cannot be read.
+    pub(crate) fn take(url: &mut StoreUrl, url_of: &str) -> Result<Self> {
+        let [ca, cert, key] = ["ca", "cert", "key"].map(|name| url.take(name));
+        if cert.is_some() != key.is_some() {
+            return Err(Error::invalid(format!("`cert` and `key` in {url_of} belong together")));
+        }
+        for file in [&ca, &cert, &key].into_iter().flatten() {
+            if let Err(error) = File::open(file) {
+                return Err(Error::invalid(format!("the file {file} in {url_of} cannot be read")).with_source(error));
+            }
+        }
+        Ok(Self { ca, identity: cert.zip(key) })
+    }
+}
