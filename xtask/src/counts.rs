@@ -49,9 +49,7 @@ impl Counts {
     fn list(metadata: &Metadata) -> Result<Self> {
         let targets = test::suites().map(|target| format!("--test={target}"));
         let mut counts = Self::default();
-        for program in
-            harness::build(metadata, &test::everything(metadata).into_iter().chain(targets).collect::<Vec<_>>())?
-        {
+        for program in harness::build(metadata, &test::everything().into_iter().chain(targets).collect::<Vec<_>>())? {
             if test::is_suite(&program) {
                 counts.add(&program.target, program.list()?);
             }

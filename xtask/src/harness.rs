@@ -124,7 +124,8 @@ impl Program {
         command
     }
 
-    /// Runs it with these arguments. What its failed cases said is added to `said`.
+    /// Runs it with these arguments. Every line that it prints is shown behind its name, because others run beside it. What its
+    /// failed cases said is added to `said`.
     ///
     /// # Errors
     /// When it cannot be started; a case that fails is no error but counted.
@@ -132,6 +133,7 @@ impl Program {
         let mut outcome = Outcome::default();
         let (mut closed, mut failures) = (false, false);
         let end = process::watch(self.command().args(args), BOUND, |line| {
+            println!("{} | {line}", self.target);
             if let Some(read) = Outcome::read(line) {
                 outcome.add(read);
                 closed = true;
@@ -175,6 +177,7 @@ pub(crate) fn doc_tests(selection: &[String]) -> Result<Outcome> {
     println!("$ {}", process::text(&command));
     let mut outcome = Outcome::default();
     let end = process::watch(&mut command, BOUND, |line| {
+        println!("doc tests | {line}");
         if let Some(read) = Outcome::read(line) {
             outcome.add(read);
         }

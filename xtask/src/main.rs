@@ -16,6 +16,7 @@ mod parts;
 mod process;
 mod readme;
 mod report;
+mod schedule;
 mod server;
 mod test;
 

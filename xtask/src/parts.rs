@@ -1,50 +1,71 @@
-//! A run in parts: each is timed, none stops the others, and a table at the end says what failed and where the time went.
+//! A run in parts: each is timed, none stops the others, and a table at the end says what failed and where the time
+//! went.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use crate::process;
+
 /// The parts that ran.
 #[derive(Default)]
 pub(crate) struct Parts {
-    rows: Vec<Row>,
+    rows: Vec<Part>,
 }
 
-struct Row {
+/// A part that ran.
+pub(crate) struct Part {
     name: String,
     took: Duration,
+    /// What its processes used of the processors.
+    used: Duration,
     /// A note, or the error.
     outcome: Result<String, String>,
 }
 
+impl Part {
+    /// Runs it. What it returns is its note in the table.
+    pub(crate) fn run(name: &str, part: impl FnOnce() -> Result<String>) -> Self {
+        let (start, before) = (Instant::now(), process::processor_time());
+        let outcome = part().map_err(|error| format!("{error:#}"));
+        let (took, used) = (start.elapsed(), process::processor_time() - before);
+        match &outcome {
+            Ok(note) => println!("=== {name}: ok after {:.1} s  {note}", took.as_secs_f64()),
+            Err(error) => println!("=== {name} FAILED after {:.1} s: {error}", took.as_secs_f64()),
+        }
+        Self { name: name.to_owned(), took, used, outcome }
+    }
+}
+
 impl Parts {
-    /// Runs a part. What it returns is its note in the table.
+    /// Runs a part.
     pub(crate) fn run(&mut self, name: &str, part: impl FnOnce() -> Result<String>) {
         println!("\n=== {name}");
-        let start = Instant::now();
-        let outcome = part().map_err(|error| format!("{error:#}"));
-        let took = start.elapsed();
-        if let Err(error) = &outcome {
-            println!("{name} FAILED: {error}");
-        }
-        self.rows.push(Row { name: name.to_owned(), took, outcome });
+        self.add(Part::run(name, part));
+    }
+
+    /// Adds a part that ran elsewhere.
+    pub(crate) fn add(&mut self, part: Part) {
+        self.rows.push(part);
     }
 
     /// Prints the table, with the part that took longest first.
-    pub(crate) fn print(&self) {
+    pub(crate) fn print(&self, took: Duration) {
         let width = self.rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
         let mut rows: Vec<_> = self.rows.iter().collect();
         rows.sort_by_key(|row| std::cmp::Reverse(row.took));
-        println!();
+        println!("\n{:width$}  {:>9}  {:>9}", "", "wall", "processor");
+        let line = |name: &str, took: Duration, used: Duration, rest: &str| {
+            println!("{name:width$}  {:>7.1} s  {:>7.1} s  {rest}", took.as_secs_f64(), used.as_secs_f64());
+        };
         for row in rows {
-            let (state, note) = match &row.outcome {
-                Ok(note) => ("ok", note.as_str()),
-                Err(error) => ("FAILED", error.lines().next().unwrap_or_default()),
+            let rest = match &row.outcome {
+                Ok(note) => format!("ok      {note}"),
+                Err(error) => format!("FAILED  {}", error.lines().next().unwrap_or_default()),
             };
-            println!("{:width$}  {:>7.1} s  {state:6}  {note}", row.name, row.took.as_secs_f64());
+            line(&row.name, row.took, row.used, &rest);
         }
-        let total: Duration = self.rows.iter().map(|row| row.took).sum();
-        println!("{:width$}  {:>7.1} s", "all", total.as_secs_f64());
+        line("all", took, self.rows.iter().map(|row| row.used).sum(), "");
     }
 
     /// Whether everything passed.

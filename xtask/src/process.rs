@@ -1,13 +1,34 @@
 //! Starting other programs: always from the workspace's root, always with the command in the error.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use wait4::Wait4;
+
+thread_local! {
+    static PROCESSOR_TIME: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// The processor time of all commands that this thread has waited for, with that of the processes that those waited for.
+pub(crate) fn processor_time() -> Duration {
+    PROCESSOR_TIME.get()
+}
+
+fn wait(child: &mut Child) -> Result<ExitStatus> {
+    let used = child.wait4().context("cannot wait for a process")?;
+    PROCESSOR_TIME.set(PROCESSOR_TIME.get() + used.rusage.utime + used.rusage.stime);
+    Ok(used.status)
+}
+
+fn spawn(command: &mut Command) -> Result<Child> {
+    command.stdin(Stdio::null()).spawn().with_context(|| format!("cannot start `{}`", text(command)))
+}
 
 /// The workspace's root: the parent of this package's folder.
 pub(crate) fn root() -> PathBuf {
@@ -46,7 +67,7 @@ pub(crate) fn text(command: &Command) -> String {
 /// Runs a command and shows what it prints.
 pub(crate) fn show(command: &mut Command) -> Result<()> {
     eprintln!("$ {}", text(command));
-    let status = command.stdin(Stdio::null()).status().with_context(|| format!("cannot start `{}`", text(command)))?;
+    let status = wait(&mut spawn(command)?)?;
     if !status.success() {
         bail!("`{}` failed: {status}", text(command));
     }
@@ -55,15 +76,14 @@ pub(crate) fn show(command: &mut Command) -> Result<()> {
 
 /// Runs a command and returns what it printed on standard output; standard error goes through.
 pub(crate) fn read(command: &mut Command) -> Result<String> {
-    let output = command
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .with_context(|| format!("cannot start `{}`", text(command)))?;
-    if !output.status.success() {
-        bail!("`{}` failed: {}", text(command), output.status);
+    let mut child = spawn(command.stdout(Stdio::piped()))?;
+    let mut output = Vec::new();
+    child.stdout.take().context("its output is a pipe")?.read_to_end(&mut output)?;
+    let status = wait(&mut child)?;
+    if !status.success() {
+        bail!("`{}` failed: {status}", text(command));
     }
-    String::from_utf8(output.stdout).with_context(|| format!("`{}` printed no UTF-8", text(command)))
+    String::from_utf8(output).with_context(|| format!("`{}` printed no UTF-8", text(command)))
 }
 
 /// How a watched command ended.
@@ -75,11 +95,10 @@ pub(crate) enum End {
     TooLong,
 }
 
-/// Runs a command for at most `bound`, shows every line of both outputs and hands it to `line`.
+/// Runs a command for at most `bound`, and hands every line of both outputs to `line`.
 pub(crate) fn watch(command: &mut Command, bound: Duration, mut line: impl FnMut(&str)) -> Result<End> {
     let (reader, writer) = std::io::pipe()?;
-    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
-    let mut child = command.spawn().with_context(|| format!("cannot start `{}`", text(command)))?;
+    let mut child = spawn(command.stdout(writer.try_clone()?).stderr(writer))?;
     // The command keeps its own copies of the pipe's end; with them open the pipe would never close.
     command.stdout(Stdio::null()).stderr(Stdio::null());
 
@@ -94,17 +113,14 @@ pub(crate) fn watch(command: &mut Command, bound: Duration, mut line: impl FnMut
     let deadline = Instant::now() + bound;
     loop {
         match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(text) => {
-                println!("{text}");
-                line(&text);
-            }
+            Ok(text) => line(&text),
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 child.kill()?;
-                child.wait()?;
+                wait(&mut child)?;
                 return Ok(End::TooLong);
             }
         }
     }
-    Ok(if child.wait()?.success() { End::Success } else { End::Failure })
+    Ok(if wait(&mut child)?.success() { End::Success } else { End::Failure })
 }

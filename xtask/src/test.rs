@@ -1,13 +1,16 @@
 //! `cargo xtask test`.
 
+use std::time::Instant;
+
 use anyhow::{Result, bail};
 
-use crate::counts::Counts;
+use crate::counts::{Count, Counts};
 use crate::harness::{self, Kind, Outcome, Program};
-use crate::metadata::{self, Metadata};
+use crate::metadata;
 use crate::needs::{self, Install, Need};
-use crate::parts::Parts;
+use crate::parts::{Part, Parts};
 use crate::report;
+use crate::schedule::{self, Weight};
 use crate::server::Server;
 
 /// The package of the suite.
@@ -123,16 +126,34 @@ pub(crate) fn is_suite(program: &Program) -> bool {
 /// The stores, besides memory, on which the examples are run that take the URL of a store.
 const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite", "zk"];
 
-/// How many cases run at a time, where it is not the number of processors. Each case on a cluster uses three servers, and keeps
-/// the processors busy. Those on one server mostly wait: for leases and sessions to end, and for bounds.
-fn threads(program: &Program) -> Vec<String> {
-    let count = match &*program.target {
-        "etcd_cluster" | "zk_ensemble" => 2,
-        "etcd" | "mysql" | "zk" => 4,
-        "redis" => 6,
-        _ => return Vec::new(),
-    };
-    vec![format!("--test-threads={count}")]
+/// What the programs take of the machine that run for long, in this order. A program that mostly waits for leases, sessions and bounds has
+/// many threads and a small weight. The others take [`SHORT`].
+const WEIGHTS: &[(&str, Weight)] = &[
+    ("simulation", Weight { threads: 1, percent: 100 }),
+    ("zk_ensemble", Weight { threads: 3, percent: 100 }),
+    ("etcd_cluster", Weight { threads: 3, percent: 100 }),
+    ("cli", Weight { threads: 4, percent: 60 }),
+    ("mysql_for_update", Weight { threads: 6, percent: 60 }),
+    ("mysql", Weight { threads: 6, percent: 60 }),
+    ("etcd", Weight { threads: 6, percent: 60 }),
+    ("zk", Weight { threads: 6, percent: 80 }),
+    ("memory", Weight { threads: 8, percent: 60 }),
+    ("redis", Weight { threads: 8, percent: 60 }),
+    ("saboteurs", Weight { threads: 8, percent: 60 }),
+    ("same_rules", Weight { threads: 2, percent: 60 }),
+    ("sqlite", Weight { threads: 8, percent: 60 }),
+    ("third_party", Weight { threads: 8, percent: 60 }),
+    ("sessions", Weight { threads: 8, percent: 60 }),
+    ("zookeeper", Weight { threads: 2, percent: 80 }),
+    ("queue_model", Weight { threads: 1, percent: 100 }),
+];
+
+/// Of a program that is not in the list.
+const SHORT: Weight = Weight { threads: 2, percent: 40 };
+
+fn weight(program: &Program) -> (usize, Weight) {
+    let found = WEIGHTS.iter().enumerate().find(|(_, (target, _))| *target == program.target);
+    found.map_or((WEIGHTS.len(), SHORT), |(place, (_, weight))| (place, *weight))
 }
 
 fn takes_url(program: &Program, store: &str) -> bool {
@@ -152,20 +173,14 @@ fn backend(name: &str) -> Result<&'static str> {
     }
 }
 
-/// What `cargo test` is asked to build for everything. Packages that are not published have their own build, so
-/// that their dependencies change no feature of what users get.
-pub(crate) fn everything(metadata: &Metadata) -> Vec<String> {
-    let excluded = metadata::unpublished(metadata).map(|package| format!("--exclude={}", package.name));
-    ["--workspace".to_owned(), "--all-features".to_owned()].into_iter().chain(excluded).collect()
+/// What `cargo test` is asked to build for everything, at once. Only the benchmarks have a build of their own: they need the clients of
+/// the peers.
+pub(crate) fn everything() -> Vec<String> {
+    ["--workspace", "--all-features", "--exclude=leasehold-benchmarks"].map(str::to_owned).into()
 }
 
-/// The programs that the tests of [`own`] start.
+/// The programs that tests start which belong to no backend.
 const OWN_NEEDS: &[Need] = &[needs::ETCD, needs::JAVA, needs::OPENSSL, needs::ZOOKEEPER];
-
-/// The same for the models and simulations, the starters of servers, and the commands themselves.
-pub(crate) fn own() -> Vec<String> {
-    ["--package=leasehold-simulation", "--package=leasehold-test-servers", "--package=xtask"].map(str::to_owned).into()
-}
 
 fn is_named(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|url| !url.is_empty())
@@ -196,45 +211,37 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     }
 
+    let start = Instant::now();
     let metadata = metadata::read()?;
-    let selections = if whole { vec![everything(&metadata), own()] } else { vec![suite(&backends)] };
     let mut parts = Parts::default();
-    let mut run = Run::default();
-
     let mut programs = Vec::new();
     parts.run("build", || {
-        for selection in &selections {
-            programs.extend(harness::build(&metadata, selection)?);
-        }
+        programs = harness::build(&metadata, &if whole { everything() } else { suite(&backends) })?;
         // An example has no tests to choose from.
         programs.retain(|program| program.kind == Kind::Tests || args.filters.is_empty());
         Ok(format!("{} programs", programs.len()))
     });
     parts.result()?;
     report::reset()?;
-    for program in &programs {
-        parts.run(&program.name(), || {
-            let outcome = program.run(&[&args.filters[..], &threads(program)].concat(), &mut run.said)?;
-            if is_suite(program) {
-                run.counts.add(&program.target, outcome.count());
-            }
-            run.add(outcome)
-        });
-    }
+    programs.sort_by_key(|program| weight(program).0);
+    let mut jobs: Vec<_> = programs.iter().map(|program| (weight(program).1, Job::Program(program))).collect();
     if whole && args.filters.is_empty() {
-        for store in EXAMPLE_STORES {
-            parts.run(&format!("examples on {store}"), || {
-                let server = Server::start(store)?;
-                let mut sum = Outcome::default();
-                for program in programs.iter().filter(|program| takes_url(program, store)) {
-                    println!("{}", program.name());
-                    sum.add(program.run(&[server.url()], &mut run.said)?);
-                }
-                run.add(sum)
-            });
-        }
-        parts.run("doc tests", || run.add(harness::doc_tests(&everything(&metadata))?));
+        jobs.extend(EXAMPLE_STORES.iter().map(|store| (SHORT, Job::Examples(store))));
+        jobs.push((SHORT, Job::DocTests));
     }
+    let mut run = Run::default();
+    schedule::run(
+        jobs,
+        |(weight, job)| job.run(&programs, weight, &args.filters),
+        |done| {
+            parts.add(done.part);
+            run.said.extend(done.said);
+            run.sum.add(done.outcome);
+            if let Some((target, count)) = done.counted {
+                run.counts.add(&target, count);
+            }
+        },
+    );
     parts.run("counts", || match &args.filters[..] {
         [] => run.counts.hold(&Counts::read()?, whole),
         filters if run.sum == Outcome::default() => bail!("no test matches `{}`", filters.join(" ")),
@@ -245,7 +252,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if !report.is_empty() {
         println!("\n=== cases that met an unsupported fault, or had nothing to prove\n{report}");
     }
-    parts.print();
+    parts.print(start.elapsed());
     // Last, because some who run this keep nothing but the end of what it prints.
     if !run.said.is_empty() {
         println!("\n=== what failed");
@@ -265,15 +272,60 @@ struct Run {
     counts: Counts,
 }
 
-impl Run {
-    /// Adds the outcome of a part, and says whether that passed.
-    fn add(&mut self, outcome: Outcome) -> Result<String> {
-        self.sum.add(outcome);
-        let text = format!("{} passed, {} failed, {} ignored", outcome.passed, outcome.failed, outcome.ignored);
-        if outcome.failed > 0 {
-            bail!("{text}");
+/// What runs beside others.
+enum Job<'a> {
+    Program(&'a Program),
+    /// The examples that take the URL of a store, on this store.
+    Examples(&'static str),
+    DocTests,
+}
+
+/// What a job did.
+struct Done {
+    part: Part,
+    outcome: Outcome,
+    said: Vec<String>,
+    counted: Option<(String, Count)>,
+}
+
+impl Job<'_> {
+    fn name(&self) -> String {
+        match self {
+            Self::Program(program) => program.name(),
+            Self::Examples(store) => format!("examples on {store}"),
+            Self::DocTests => "doc tests".to_owned(),
         }
-        Ok(text)
+    }
+
+    fn run(&self, programs: &[Program], weight: Weight, filters: &[String]) -> Done {
+        let (mut outcome, mut said) = (Outcome::default(), Vec::new());
+        let part = Part::run(&self.name(), || {
+            outcome = match self {
+                Self::Program(program) if program.kind == Kind::Tests => {
+                    program.run(&[filters, &[format!("--test-threads={}", weight.threads)]].concat(), &mut said)?
+                }
+                Self::Program(program) => program.run(&[], &mut said)?,
+                Self::Examples(store) => {
+                    let server = Server::start(store)?;
+                    let mut sum = Outcome::default();
+                    for program in programs.iter().filter(|program| takes_url(program, store)) {
+                        sum.add(program.run(&[server.url()], &mut said)?);
+                    }
+                    sum
+                }
+                Self::DocTests => harness::doc_tests(&everything())?,
+            };
+            let text = format!("{} passed, {} failed, {} ignored", outcome.passed, outcome.failed, outcome.ignored);
+            if outcome.failed > 0 {
+                bail!("{text}");
+            }
+            Ok(text)
+        });
+        let counted = match self {
+            Self::Program(program) if is_suite(program) => Some((program.target.clone(), outcome.count())),
+            _ => None,
+        };
+        Done { part, outcome, said, counted }
     }
 }
 

@@ -1,0 +1,97 @@
+//! Runs jobs side by side, as many as the machine bears. Most tests wait: for leases to end, for sessions, for bounds.
+
+use std::num::NonZero;
+use std::sync::mpsc;
+use std::thread;
+
+/// What a job takes of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Weight {
+    /// How many of its cases run at a time.
+    pub(crate) threads: u32,
+    /// The processor time that it then needs, with that of its servers, in percent of one processor.
+    pub(crate) percent: u32,
+}
+
+/// A processor is not loaded more than this, so that a case that measures time is woken in time.
+const PERCENT_OF_A_PROCESSOR: u32 = 80;
+
+/// Runs every job on a thread of its own, and passes each result to `done` when it is there. A job begins as soon as the machine has room
+/// for its weight, the first in the list first. A job that is heavier than the machine runs alone.
+pub(crate) fn run<J: Send, R: Send>(
+    jobs: Vec<(Weight, J)>,
+    work: impl Fn((Weight, J)) -> R + Sync,
+    mut done: impl FnMut(R),
+) {
+    let processors = thread::available_parallelism().map_or(1, NonZero::get) as u32;
+    let mut plan = Plan { free: processors * PERCENT_OF_A_PROCESSOR, running: 0 };
+    let mut waiting: Vec<_> = jobs.into_iter().collect();
+    let (send, ended) = mpsc::channel();
+    thread::scope(|scope| {
+        loop {
+            while let Some(next) = waiting.iter().position(|(weight, _)| plan.has_room(*weight)) {
+                let (weight, job) = waiting.remove(next);
+                plan.begin(weight);
+                let (send, work) = (send.clone(), &work);
+                scope.spawn(move || {
+                    // The receiver lives until all have ended.
+                    let _ = send.send((weight, work((weight, job))));
+                });
+            }
+            if plan.running == 0 {
+                return;
+            }
+            let Ok((weight, result)) = ended.recv() else { return };
+            plan.end(weight);
+            done(result);
+        }
+    });
+}
+
+/// What is left of the machine, in percent of one processor.
+struct Plan {
+    free: u32,
+    running: u32,
+}
+
+impl Plan {
+    fn has_room(&self, weight: Weight) -> bool {
+        self.running == 0 || weight.percent <= self.free
+    }
+
+    fn begin(&mut self, weight: Weight) {
+        self.running += 1;
+        self.free = self.free.saturating_sub(weight.percent);
+    }
+
+    fn end(&mut self, weight: Weight) {
+        self.running -= 1;
+        self.free += weight.percent;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn no_more_runs_than_the_machine_bears() {
+        let (now, most, too_heavy) = (AtomicU32::new(0), AtomicU32::new(0), 1_000_000);
+        let jobs = [30, too_heavy, 30, 30, 30].map(|percent| (Weight { threads: 1, percent }, percent)).to_vec();
+        let work = |(_, percent)| {
+            most.fetch_max(now.fetch_add(percent, Ordering::SeqCst) + percent, Ordering::SeqCst);
+            thread::sleep(Duration::from_millis(20));
+            let beside = now.fetch_sub(percent, Ordering::SeqCst) - percent;
+            assert!(percent != too_heavy || beside == 0, "{beside} run beside the heavy one");
+            percent
+        };
+        let mut done = Vec::new();
+        run(jobs, work, |percent| done.push(percent));
+        done.sort_unstable();
+        assert_eq!(done, [30, 30, 30, 30, too_heavy]);
+        assert_eq!(most.into_inner(), too_heavy);
+    }
+}
