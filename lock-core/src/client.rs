@@ -5,8 +5,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-
 use crate::admin::{Check, Listing};
 use crate::backend::{Capabilities, LockBackend};
 use crate::clock::{Clock, SystemClock};
@@ -14,12 +12,12 @@ use crate::defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT};
 use crate::entropy::Entropy;
 use crate::error::{Error, ErrorKind, Result};
 use crate::holder_info::HolderInfo;
-use crate::keeper::{KeeperRuntime, LeaseKeeper, Parts};
+use crate::keeper::{KeeperHandle, KeeperRuntime, LeaseKeeper, Parts};
 use crate::lock::Lock;
 use crate::lock_info::LockInfo;
 use crate::name::LockName;
 use crate::stats::Stats;
-use crate::timers::{before, timer};
+use crate::timers::{before, on_tokio, timer};
 use crate::token::FencingToken;
 
 /// One backend and its defaults. Cheap to clone; clones share the backend, the lease keeper and the local queues.
@@ -28,21 +26,9 @@ use crate::token::FencingToken;
 /// If the process exits before that, its leases end by their ttl: call [`shutdown`](Self::shutdown) first.
 #[derive(Clone, Debug)]
 pub struct LockClient {
-    pub(crate) shared: Arc<Shared>,
-}
-
-/// Alive while a client, a guard or an acquire is.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) keeper: Arc<LeaseKeeper>,
-    pub(crate) ttl: Duration,
-    pub(crate) wait: Duration,
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.keeper.close();
-    }
+    pub(crate) keeper: Arc<KeeperHandle>,
+    ttl: Duration,
+    wait: Duration,
 }
 
 impl LockClient {
@@ -73,7 +59,7 @@ impl LockClient {
 
     /// A lock by name. Nothing is checked or sent before it is acquired.
     pub fn lock(&self, name: impl AsRef<str>) -> Lock {
-        Lock::new(self.shared.clone(), LockName::new(name))
+        Lock::new(self.keeper.clone(), LockName::new(name), self.ttl, self.wait)
     }
 
     /// Who holds a lock, as the store sees it. Returns `None` if the store has no record of the lock. The reply may be outdated when it
@@ -173,7 +159,7 @@ impl LockClient {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        let keeper = self.shared.keeper.clone();
+        let keeper = &self.keeper;
         let bound = keeper.call_bound() * bounds;
         let call = call(keeper.backend().clone());
         let call = async move {
@@ -185,17 +171,17 @@ impl LockClient {
 
     /// What the backend promises.
     pub fn capabilities(&self) -> Capabilities {
-        self.shared.keeper.capabilities().clone()
+        self.keeper.capabilities().clone()
     }
 
     /// The lease keeper of this client.
     pub fn keeper(&self) -> &LeaseKeeper {
-        &self.shared.keeper
+        &self.keeper
     }
 
     /// Counters and gauges.
     pub fn stats(&self) -> Stats {
-        self.shared.keeper.stats()
+        self.keeper.stats()
     }
 
     /// Ends this client and its clones: pending acquires fail, every lease is released and its holder notified
@@ -214,7 +200,7 @@ impl LockClient {
     /// # Cancel safety
     /// If this future is dropped, the shutdown continues. Another call waits for it again.
     pub async fn shutdown(&self) -> Result<()> {
-        let keeper = &self.shared.keeper;
+        let keeper: &Arc<LeaseKeeper> = &self.keeper;
         on_tokio(keeper.home(), keeper.clone().shut_down()).await
     }
 }
@@ -309,46 +295,7 @@ impl LockClientBuilder {
             entropy: self.seed.map_or(Entropy::Thread, Entropy::seeded),
             margin_percent: self.margin_percent,
         };
-        let keeper = LeaseKeeper::start(parts, self.home)?;
-        Ok(LockClient { shared: Arc::new(Shared { keeper, ttl: self.ttl, wait: self.wait }) })
-    }
-}
-
-/// Whether tokio's timers are here. A task knows without touching what all threads of the runtime share.
-pub(crate) fn is_on_tokio() -> bool {
-    tokio::task::try_id().is_some() || Handle::try_current().is_ok()
-}
-
-/// Runs a future where tokio's timers are: here, or else on the keeper's runtime. Dropping it drops the future in both cases.
-pub(crate) async fn on_tokio<F>(home: &Handle, future: F) -> F::Output
-where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
-{
-    if is_on_tokio() { future.await } else { elsewhere(home, future).await }
-}
-
-/// Runs a future on the keeper's runtime, for a caller who polls with another executor than tokio's. Dropping it drops the future.
-pub(crate) async fn elsewhere<F>(home: &Handle, future: F) -> F::Output
-where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
-{
-    struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
-
-    impl<T> Drop for AbortOnDrop<T> {
-        fn drop(&mut self) {
-            self.0.abort();
-        }
-    }
-
-    let mut task = AbortOnDrop(home.spawn(future));
-    match (&mut task.0).await {
-        Ok(output) => output,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // Only this function could have aborted it, and the keeper's runtime outlives every client.
-            Err(_) => std::future::pending().await,
-        },
+        let keeper = Arc::new(KeeperHandle::new(LeaseKeeper::start(parts, self.home)?));
+        Ok(LockClient { keeper, ttl: self.ttl, wait: self.wait })
     }
 }

@@ -7,38 +7,30 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::backend::{LeaseKind, Mode, OnContention};
-use crate::client::{Shared, elsewhere, is_on_tokio};
 use crate::error::{Error, ErrorKind, Result};
-use crate::guard::LockGuard;
 use crate::holder_id::HolderId;
-use crate::keeper::{Entry, Hold};
+use crate::keeper::{Entry, KeeperHandle, LeaseKeeper, LockGuard};
 use crate::name::LockName;
 use crate::run_to_end::RunToEnd;
 use crate::terms::Terms;
-use crate::timers::{before, timer};
+use crate::timers::{before, elsewhere, is_on_tokio, timer};
 use crate::token::FencingToken;
 
 /// A lock by name, with the options of the next acquire. It sends nothing until it is acquired.
 #[derive(Clone, Debug)]
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock {
-    client: Arc<Shared>,
+    keeper: Arc<KeeperHandle>,
     name: Result<LockName>,
     wait: Duration,
     terms: Terms,
 }
 
 impl Lock {
-    pub(crate) fn new(client: Arc<Shared>, name: Result<LockName>) -> Self {
-        let terms = Terms {
-            mode: Mode::default(),
-            ttl: client.ttl,
-            kind: LeaseKind::Kept,
-            max_hold: None,
-            min_hold: None,
-            holder: None,
-        };
-        Self { wait: client.wait, client, name, terms }
+    pub(crate) fn new(keeper: Arc<KeeperHandle>, name: Result<LockName>, ttl: Duration, wait: Duration) -> Self {
+        let terms =
+            Terms { mode: Mode::default(), ttl, kind: LeaseKind::Kept, max_hold: None, min_hold: None, holder: None };
+        Self { keeper, name, wait, terms }
     }
 
     /// How the lock is held, [`Mode::Exclusive`] by default. An acquire in a mode that is not in
@@ -175,32 +167,29 @@ impl Lock {
 
     async fn begin(&self, on_contention: OnContention) -> Result<LockGuard> {
         let name = self.name.clone()?;
-        let keeper = &self.client.keeper;
+        let keeper = &self.keeper;
         let backend = keeper.capabilities().backend;
         keeper.count_acquire();
         let acquired = match self.check(&name, on_contention) {
             Ok(terms) => {
                 let wait = if on_contention == OnContention::Fail { keeper.call_bound() } else { self.wait };
                 if is_on_tokio() {
-                    acquire(&self.client, &name, terms, on_contention, wait).await
+                    acquire(keeper, &name, terms, on_contention, wait).await
                 } else {
-                    let (client, name) = (self.client.clone(), name.clone());
-                    elsewhere(keeper.home(), async move { acquire(&client, &name, terms, on_contention, wait).await })
+                    let (own, name) = (keeper.clone(), name.clone());
+                    elsewhere(keeper.home(), async move { acquire(&own, &name, terms, on_contention, wait).await })
                         .await
                 }
             }
             Err(error) => Err(error),
         };
         keeper.count_outcome(acquired.as_ref().err());
-        match acquired {
-            Ok(hold) => Ok(LockGuard::new(hold, self.client.clone())),
-            Err(error) => Err(error.during("acquire", &name, backend)),
-        }
+        acquired.map_err(|error| error.during("acquire", &name, backend))
     }
 
     /// The terms of an acquire. The ttl is no longer than `max_hold`, where the store has ttls that short.
     fn check(&self, name: &LockName, on_contention: OnContention) -> Result<Terms> {
-        let capabilities = self.client.keeper.capabilities();
+        let capabilities = self.keeper.capabilities();
         let Terms { mode, ttl, max_hold, min_hold, .. } = self.terms;
         if !capabilities.modes.contains(&mode) {
             return Err(Error::new(ErrorKind::Unsupported, format!("this backend has no locks in mode {mode:?}")));
@@ -229,17 +218,17 @@ impl Lock {
 }
 
 async fn acquire(
-    client: &Shared,
+    handle: &Arc<KeeperHandle>,
     name: &LockName,
     terms: Terms,
     on_contention: OnContention,
     wait: Duration,
-) -> Result<Hold> {
-    let keeper = &client.keeper;
+) -> Result<LockGuard> {
+    let keeper: &Arc<LeaseKeeper> = handle;
     // Before there is anything to send.
     let timer = timer(wait)?;
-    let (mut ticket, first) = match keeper.enter(name, terms, on_contention, wait)? {
-        Entry::Shared(hold) => return Ok(hold),
+    let (mut ticket, first) = match handle.enter(name, terms, on_contention, wait)? {
+        Entry::Shared(guard) => return Ok(guard),
         Entry::Refused => {
             return Err(Error::new(
                 ErrorKind::Timeout,

@@ -1,4 +1,4 @@
-//! The timers of the runtime that a call is made on.
+//! Calls need the timers of a tokio runtime: those of the caller's, or else of the keeper's.
 
 use std::future::{Future, poll_fn};
 use std::panic::catch_unwind;
@@ -6,6 +6,8 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep};
 
 use crate::error::{Error, Result};
@@ -38,4 +40,43 @@ pub(crate) async fn before<F: Future>(timer: Sleep, future: F) -> Option<F::Outp
         Poll::Pending => timer.as_mut().poll(cx).map(|()| None),
     })
     .await
+}
+
+/// Whether tokio's timers are here. A task knows without touching what all threads of the runtime share.
+pub(crate) fn is_on_tokio() -> bool {
+    tokio::task::try_id().is_some() || Handle::try_current().is_ok()
+}
+
+/// Runs a future where tokio's timers are: here, or else on the keeper's runtime. Dropping it drops the future in both cases.
+pub(crate) async fn on_tokio<F>(home: &Handle, future: F) -> F::Output
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    if is_on_tokio() { future.await } else { elsewhere(home, future).await }
+}
+
+/// Runs a future on the keeper's runtime, for a caller who polls with another executor than tokio's. Dropping it drops the future.
+pub(crate) async fn elsewhere<F>(home: &Handle, future: F) -> F::Output
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    struct AbortOnDrop<T>(JoinHandle<T>);
+
+    impl<T> Drop for AbortOnDrop<T> {
+        fn drop(&mut self) {
+            self.0.abort();
+        }
+    }
+
+    let mut task = AbortOnDrop(home.spawn(future));
+    match (&mut task.0).await {
+        Ok(output) => output,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // Only this function could have aborted it, and the keeper's runtime outlives every client.
+            Err(_) => std::future::pending().await,
+        },
+    }
 }

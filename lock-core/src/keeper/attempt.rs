@@ -83,11 +83,12 @@ impl LeaseKeeper {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+    use std::sync::Arc;
 
     use crate::LockClient;
     use crate::backend::{LeaseKind, Mode, OnContention};
     use crate::defaults::{DEFAULT_TTL, DEFAULT_WAIT};
-    use crate::keeper::Entry;
+    use crate::keeper::{Entry, LeaseKeeper};
     use crate::memory::{MemoryBackend, MemoryStore};
     use crate::name::LockName;
     use crate::terms::Terms;
@@ -105,13 +106,13 @@ mod tests {
     #[tokio::test]
     async fn an_attempt_that_was_never_polled_is_made_by_the_keeper() {
         let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));
-        let (keeper, name) = (client.shared.keeper.clone(), LockName::new("job").unwrap());
-        let entry = keeper.enter(&name, TERMS, OnContention::Queue, DEFAULT_WAIT).unwrap();
+        let (keeper, name): (&Arc<LeaseKeeper>, _) = (&client.keeper, LockName::new("job").unwrap());
+        let entry = client.keeper.enter(&name, TERMS, OnContention::Queue, DEFAULT_WAIT).unwrap();
         let Entry::Queued(mut ticket, Some(attempt)) = entry else { panic!("nobody else is there") };
         drop(keeper.clone().attempt(attempt));
         let outcome = tokio::time::timeout(DEFAULT_WAIT / 4, poll_fn(|cx| ticket.poll_outcome(cx)));
-        let hold = outcome.await.expect("the keeper makes the attempt").unwrap().unwrap();
-        hold.release().await.unwrap();
+        let guard = outcome.await.expect("the keeper makes the attempt").unwrap().unwrap();
+        guard.release().await.unwrap();
     }
 
     /// Its first attempt has no deadline in the schedule: the caller waits for it.
@@ -120,7 +121,7 @@ mod tests {
         let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));
         for pairs in 1..=3 {
             client.lock("job").acquire().await.unwrap().release().await.unwrap();
-            let state = crate::sync::lock(&client.shared.keeper.state);
+            let state = crate::sync::lock(&client.keeper.state);
             assert_eq!((state.schedule.inserted, state.schedule.next()), (pairs, None));
         }
     }
@@ -129,8 +130,8 @@ mod tests {
     #[tokio::test]
     async fn an_attempt_that_was_never_polled_leaves_nothing() {
         let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));
-        let (keeper, name) = (client.shared.keeper.clone(), LockName::new("job").unwrap());
-        let entry = keeper.enter(&name, TERMS, OnContention::Queue, DEFAULT_WAIT).unwrap();
+        let (keeper, name): (&Arc<LeaseKeeper>, _) = (&client.keeper, LockName::new("job").unwrap());
+        let entry = client.keeper.enter(&name, TERMS, OnContention::Queue, DEFAULT_WAIT).unwrap();
         let Entry::Queued(ticket, Some(attempt)) = entry else { panic!("nobody else is there") };
         let attempt = keeper.clone().attempt(attempt);
         drop(ticket);

@@ -8,7 +8,7 @@ use super::LeaseKeeper;
 use super::machines::held_lease::{HeldLease, LeaseOutput, Phase};
 use super::machines::outputs::Outputs;
 use super::report::{Report, Reports};
-use crate::backend::{Claim, RenewRequest};
+use crate::backend::Claim;
 use crate::clock::Stamp;
 use crate::loss::Loss;
 use crate::sync::lock;
@@ -23,14 +23,6 @@ pub(crate) struct Lease {
     pub(super) machine: Mutex<HeldLease>,
     /// Notified when the lease has ended.
     pub(crate) ended: Notify,
-}
-
-impl Lease {
-    /// See [`LockGuard::lease_ref`](crate::LockGuard::lease_ref).
-    pub(crate) fn lease_ref(&self) -> RenewRequest {
-        let machine = lock(&self.machine);
-        RenewRequest::new(self.claim.clone(), machine.place(), machine.terms().ttl)
-    }
 }
 
 impl LeaseKeeper {

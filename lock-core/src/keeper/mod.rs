@@ -1,7 +1,7 @@
 //! The lease keeper: renews leases and places, declares losses, and runs everything that must not wait for a user's task.
 
 mod attempt;
-mod hold;
+mod guard;
 mod lease;
 mod leases;
 pub mod machines;
@@ -21,17 +21,17 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use self::attempt::Attempt;
-pub(crate) use self::hold::Hold;
+pub use self::guard::LockGuard;
 use self::lease::Lease;
 use self::machines::disposal::Disposal;
 use self::machines::held_lease::LeaseOutput;
-pub(crate) use self::machines::held_lease::Phase;
 use self::machines::outputs::{Outputs, Wake};
 use self::machines::rules::Rules;
 use self::machines::wait_queue::QueueOutput;
 pub(crate) use self::queue::Entry;
 use self::queue::{OutcomeSender, Queue};
 use self::report::Reports;
+pub(crate) use self::run::KeeperHandle;
 pub use self::run::KeeperRuntime;
 use self::run::Target;
 use self::schedule::{Schedule, TaskId};
@@ -69,7 +69,9 @@ pub struct LeaseKeeper {
     state: Mutex<State>,
     /// Releases that a caller waits for: they run apart from the keeper's loop.
     open_calls: AtomicUsize,
-    /// A caller waits for their end: a shutdown, or the keeper itself once the last client and guard are gone.
+    /// The last client and guard are gone: the keeper ends when nothing is left to release or withdraw.
+    is_closing: AtomicBool,
+    /// A shutdown waits for the end of the open calls, or the keeper itself does when it is closing.
     ending: AtomicBool,
     wake: Notify,
     /// Notified at the end of each call and withdrawal, for a shutdown that waits for them.
@@ -88,7 +90,8 @@ struct State {
     unanswered: usize,
     lost_releases: LostReleases,
     sleeps_until: Stamp,
-    life: Life,
+    /// Shut down by the user: no new acquires.
+    is_shut: bool,
     reports: Reports,
     /// When the newest request was sent by which the store has kept something of this client alive.
     last_confirmed: Stamp,
@@ -97,15 +100,6 @@ struct State {
     /// Empty, and kept for its capacity.
     outputs: Outputs<QueueOutput<OutcomeSender>>,
     lease_outputs: Outputs<LeaseOutput>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Life {
-    Open,
-    /// Shut down by the user: no new acquires.
-    Shut,
-    /// The last client and guard are gone: ends when nothing is left to withdraw.
-    Closing,
 }
 
 /// What a claim is, by its owner token.
@@ -126,7 +120,7 @@ enum Task {
 /// What is to be done once the state is unlocked.
 #[derive(Default)]
 struct Effects {
-    deliveries: Vec<(OutcomeSender, Result<Hold>)>,
+    deliveries: Vec<(OutcomeSender, Result<LockGuard>)>,
     attempts: Vec<Attempt>,
     /// Of places. The code that wakes queues takes them.
     renewals: Vec<(Target, RenewRequest)>,
@@ -189,7 +183,7 @@ impl LeaseKeeper {
                     unanswered: 0,
                     lost_releases: LostReleases::default(),
                     sleeps_until: Stamp::ZERO,
-                    life: Life::Open,
+                    is_shut: false,
                     reports: Reports::default(),
                     last_confirmed: Stamp::ZERO,
                     unwatched: Vec::new(),
@@ -197,6 +191,7 @@ impl LeaseKeeper {
                     lease_outputs: Outputs::default(),
                 }),
                 open_calls: AtomicUsize::new(0),
+                is_closing: AtomicBool::new(false),
                 ending: AtomicBool::new(false),
                 wake: Notify::new(),
                 progress: Notify::new(),
@@ -249,7 +244,7 @@ impl LeaseKeeper {
         drop(unwatched);
         effects.watches.iter().for_each(|claim| self.watch(claim));
         for (sender, outcome) in effects.deliveries {
-            // An acquire that was dropped drops the hold, which releases it.
+            // If the acquire was dropped, the guard is dropped here, which releases the lease.
             let _ = sender.send(outcome);
         }
         for attempt in effects.attempts {
@@ -332,7 +327,7 @@ mod tests {
         }
         client.shutdown().await.unwrap();
         held.release().await.unwrap();
-        let state = lock(&client.shared.keeper.state);
+        let state = lock(&client.keeper.state);
         assert_eq!((state.owners.len(), state.queues.len(), state.reentrant.len()), (0, 0, 0));
         assert_eq!((state.schedule.iter().count(), state.withdrawals), (0, 0));
     }

@@ -8,14 +8,14 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::attempt::Attempt;
-use super::hold::Hold;
+use super::guard::LockGuard;
 use super::machines::outputs::{Outputs, Wake};
 use super::machines::rules::Rules;
 use super::machines::wait_queue::{AcquireId, Joining, QueueNote, QueueOutput, WaitQueue, no_answer};
 use super::report::Report;
 use super::run::Target;
 use super::schedule::TaskId;
-use super::{Effects, LeaseKeeper, Life, OwnerState, State, Task};
+use super::{Effects, KeeperHandle, LeaseKeeper, OwnerState, State, Task};
 use crate::backend::{Claim, Confirmation, Delivery, OnContention, PlaceNumber, RenewReply, RenewRequest, WatchGuard};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -24,11 +24,13 @@ use crate::terms::Terms;
 use crate::token::{FencingToken, OwnerToken};
 
 /// The channel of an acquire's outcome.
-pub(super) type OutcomeSender = oneshot::Sender<Result<Hold>>;
+pub(super) type OutcomeSender = oneshot::Sender<Result<LockGuard>>;
 
 /// A local queue, and what of it is not its own business.
 pub(super) struct Queue {
     machine: WaitQueue<OutcomeSender>,
+    /// Those whose acquires wait here. A guard gets it with the lease.
+    keeper: Arc<KeeperHandle>,
     /// The present claim of the queue.
     pub(super) claim: Claim,
     /// None before a first attempt has failed or somebody else depends on it.
@@ -40,7 +42,7 @@ pub(super) struct Queue {
 /// How an acquire begins.
 pub(crate) enum Entry<'a> {
     /// The holder holds it already: its lease is shared.
-    Shared(Hold),
+    Shared(LockGuard),
     /// In the queue. The first in a queue makes the first attempt itself, on its own runtime.
     Queued(Ticket<'a>, Option<Attempt>),
     /// Others of this client wait, and this one does not want to.
@@ -52,21 +54,21 @@ pub(crate) struct Ticket<'a> {
     keeper: &'a Arc<LeaseKeeper>,
     name: &'a LockName,
     acquire: AcquireId,
-    outcome: oneshot::Receiver<Result<Hold>>,
+    outcome: oneshot::Receiver<Result<LockGuard>>,
     /// The outcome was taken. The acquire that gets one leaves the queue.
     left: bool,
 }
 
 impl Ticket<'_> {
     /// The outcome, once. Nothing when the sender is gone.
-    pub(crate) fn poll_outcome(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Hold>>> {
+    pub(crate) fn poll_outcome(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<LockGuard>>> {
         let outcome = Pin::new(&mut self.outcome).poll(cx).map(|received| received.ok());
         self.left = matches!(outcome, Poll::Ready(Some(_)));
         outcome
     }
 
     /// Leaves the queue because the wait is over, with the reason why there is no lease.
-    pub(crate) fn time_is_up(mut self) -> Result<Hold> {
+    pub(crate) fn time_is_up(mut self) -> Result<LockGuard> {
         match self.leave() {
             Some(error) => Err(error),
             // Not in the queue any more: the outcome was on its way.
@@ -91,7 +93,7 @@ impl Drop for Ticket<'_> {
     }
 }
 
-impl LeaseKeeper {
+impl KeeperHandle {
     /// Begins an acquire.
     pub(crate) fn enter<'a>(
         self: &'a Arc<Self>,
@@ -101,11 +103,11 @@ impl LeaseKeeper {
         wait: Duration,
     ) -> Result<Entry<'a>> {
         self.with_state(|state, effects| {
-            if state.life != Life::Open {
+            if state.is_shut {
                 return Err(Error::new(ErrorKind::Unavailable, "the client is shut down"));
             }
-            if let Some(hold) = self.shared_hold(state, name, &terms)? {
-                return Ok(Entry::Shared(hold));
+            if let Some(guard) = self.reenter(state, name, &terms)? {
+                return Ok(Entry::Shared(guard));
             }
             let is_first = !state.queues.contains_key(name);
             if !is_first && on_contention == OnContention::Fail {
@@ -119,7 +121,8 @@ impl LeaseKeeper {
                 let machine = WaitQueue::new(joining, now);
                 let claim = self.draw_claim(state, name);
                 let request = machine.request(claim.clone());
-                state.queues.insert(name.clone(), Queue { machine, claim, task: None, watch: None });
+                let keeper = self.clone();
+                state.queues.insert(name.clone(), Queue { machine, keeper, claim, task: None, watch: None });
                 Some(Attempt { request, delivery: Delivery::Confirmed })
             } else {
                 let join =
@@ -131,8 +134,10 @@ impl LeaseKeeper {
             Ok(Entry::Queued(Ticket { keeper: self, name, acquire, outcome, left: false }, first))
         })
     }
+}
 
-    /// The claim of a queue.
+impl LeaseKeeper {
+    /// A new claim for a queue.
     fn draw_claim(&self, state: &mut State, name: &LockName) -> Claim {
         let claim = Claim::new(name.clone(), self.entropy.owner_token(), self.holder_info.clone());
         state.owners.insert(*claim.owner(), OwnerState::Waiting(name.clone()));
@@ -197,9 +202,10 @@ impl LeaseKeeper {
                 self.end_when_overdue(state, &claim, ending, overdue);
             }
             QueueOutput::Granted { start, to } => {
-                let claim = claim.clone();
+                let (claim, keeper) = (claim.clone(), queue.keeper.clone());
                 let lease = self.start_lease(state, claim, &start);
-                effects.deliveries.extend(to.into_iter().map(|to| (to, Ok(Hold::new(self, &lease)))));
+                let guard = || LockGuard::new(keeper.clone(), lease.clone());
+                effects.deliveries.extend(to.into_iter().map(|to| (to, Ok(guard()))));
             }
             QueueOutput::Failed { to, error } => effects.deliveries.push((to, Err(error))),
             QueueOutput::Wake(wake) => self.wake_queue(state, name, wake),

@@ -1,6 +1,7 @@
 //! The keeper's loop, and where it runs.
 
 use std::future::{Future, poll_fn};
+use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use super::lease::Lease;
 use super::machines::disposal::Ending;
 use super::schedule::TaskId;
-use super::{Effects, LeaseKeeper, Life, Parts, State, Task};
+use super::{Effects, LeaseKeeper, Parts, State, Task};
 use crate::backend::{Claim, PlaceNumber, RenewReplies, RenewReply, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -53,6 +54,34 @@ struct Running(Arc<LeaseKeeper>);
 impl Drop for Running {
     fn drop(&mut self) {
         self.0.end_everything();
+    }
+}
+
+/// Keeps the keeper running: each client, waiting acquire and guard has one. When the last one is dropped, the keeper ends as soon as
+/// nothing is left to release or withdraw.
+#[derive(Debug)]
+pub(crate) struct KeeperHandle(Arc<LeaseKeeper>);
+
+impl KeeperHandle {
+    pub(crate) fn new(keeper: Arc<LeaseKeeper>) -> Self {
+        Self(keeper)
+    }
+}
+
+impl Deref for KeeperHandle {
+    type Target = Arc<LeaseKeeper>;
+
+    fn deref(&self) -> &Arc<LeaseKeeper> {
+        &self.0
+    }
+}
+
+impl Drop for KeeperHandle {
+    fn drop(&mut self) {
+        // Without the keeper's mutex: a queue has a handle too, and is dropped while that is locked.
+        self.is_closing.store(true, Ordering::SeqCst);
+        self.ending.store(true, Ordering::SeqCst);
+        self.wake.notify_one();
     }
 }
 
@@ -178,8 +207,8 @@ impl LeaseKeeper {
                 self.counters.renewals_sent.add();
             }
             step.next = state.schedule.next();
-            // A lease that is left then is on its way to a task that is gone, and will be given up.
-            step.over = state.life == Life::Closing
+            // A lease that is still scheduled is on its way to a dropped acquire, which will release it.
+            step.over = self.is_closing.load(Ordering::SeqCst)
                 && self.left(state) == 0
                 && !state.schedule.iter().any(|task| matches!(task, Task::Lease(_)));
             state.sleeps_until = step.next.unwrap_or(Stamp::ZERO.plus(Duration::MAX));
@@ -239,13 +268,6 @@ impl LeaseKeeper {
         }
     }
 
-    /// The last client and guard are gone.
-    pub(crate) fn close(self: &Arc<Self>) {
-        self.with_state(|state, _| state.life = Life::Closing);
-        self.ending.store(true, Ordering::SeqCst);
-        self.wake.notify_one();
-    }
-
     /// What has to end before the keeper may.
     fn left(&self, state: &State) -> usize {
         state.withdrawals + self.open_calls.load(Ordering::SeqCst)
@@ -260,9 +282,7 @@ impl LeaseKeeper {
     /// Fails every acquire, notifies every holder, and begins to release and withdraw everything.
     fn end_everything(self: &Arc<Self>) {
         self.with_state(|state, effects| {
-            if state.life == Life::Open {
-                state.life = Life::Shut;
-            }
+            state.is_shut = true;
             self.close_queues(state, effects, &Error::new(ErrorKind::Unavailable, "the client is shut down"));
             self.close_leases(state, effects);
         });

@@ -1,12 +1,13 @@
 //! The end of claims: releases, in the background or for a caller that waits, and withdrawals.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use super::machines::disposal::{Disposal, Ended, Ending, Why};
 use super::machines::outputs::Wake;
 use super::report::Report;
 use super::schedule::TaskId;
-use super::{LeaseKeeper, Life, OwnerState, State, Task};
+use super::{LeaseKeeper, OwnerState, State, Task};
 use crate::backend::{Claim, ReleaseRequest, RenewPolicy, RenewReplies, RenewRequest};
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -82,7 +83,7 @@ impl LeaseKeeper {
         }
         state.withdrawals -= 1;
         self.progress.notify_waiters();
-        if state.life == Life::Closing {
+        if self.is_closing.load(Ordering::SeqCst) {
             self.wake.notify_one();
         }
     }

@@ -1,0 +1,247 @@
+//! The guard of a lease: its holder's view of it, and its release.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use super::lease::Lease;
+use super::machines::disposal::Ending;
+use super::machines::held_lease::Phase;
+use super::report::Reports;
+use super::{KeeperHandle, LeaseKeeper, State};
+use crate::backend::{Claim, RenewRequest};
+use crate::clock::Stamp;
+use crate::error::{Error, ErrorKind, Result};
+use crate::loss::Loss;
+use crate::name::LockName;
+use crate::run_to_end::{Abandoned, RunToEnd};
+use crate::sync::lock;
+use crate::terms::Terms;
+use crate::timers::{before, on_tokio, timer};
+use crate::token::FencingToken;
+
+/// A lock that is held until the guard is released or dropped, or the lease is lost. The lease keeper renews the lease.
+///
+/// **Release on drop is best effort.** Drop sends the release in the background and does not wait. If the process exits
+/// right after, the lease ends by its ttl. [`release`](Self::release) waits for the store's reply.
+///
+/// **A guard is not proof.** The process can be paused between [`is_held`](Self::is_held) and the next line. Send the
+/// [`fencing_token`](Self::fencing_token) with each write, and let the resource refuse lower tokens.
+#[must_use = "a guard that is dropped at once releases at once: bind it to a name, not to `_`"]
+pub struct LockGuard {
+    keeper: Arc<KeeperHandle>,
+    lease: Arc<Lease>,
+    /// Not yet released.
+    is_open: bool,
+}
+
+impl LockGuard {
+    pub(super) fn new(keeper: Arc<KeeperHandle>, lease: Arc<Lease>) -> Self {
+        lock(&lease.machine).add_guard();
+        Self { keeper, lease, is_open: true }
+    }
+
+    /// The lock.
+    pub fn name(&self) -> &LockName {
+        self.lease.claim.name()
+    }
+
+    /// The token of this grant, higher than that of every grant before.
+    pub fn fencing_token(&self) -> FencingToken {
+        self.lease.token
+    }
+
+    /// Whether the lease is valid now. This reads the clock and depends on no task, so the first call after any pause is right.
+    pub fn is_held(&self) -> bool {
+        self.check().is_ok()
+    }
+
+    /// How long the lease stays valid without another renewal; zero when it is lost.
+    pub fn validity(&self) -> Duration {
+        self.check().map_or(Duration::ZERO, |valid_until| valid_until.since(self.keeper.now()))
+    }
+
+    /// The end of the validity, or how the lease ended. Reads the clock.
+    fn check(&self) -> Result<Stamp, Phase> {
+        let mut reports = Reports::default();
+        let checked = self.keeper.check(&mut reports, &self.lease);
+        reports.emit();
+        checked
+    }
+
+    /// Waits until the lease is lost, and returns the reason. It does not end while the lock is held.
+    ///
+    /// The keeper reports the loss at the latest 5 ms after the validity has passed while the process runs, and at once
+    /// when the store replies that the lease is gone. Every call returns the same loss.
+    ///
+    /// # Cancel safety
+    /// This future changes nothing. It may be dropped, and `lost` called again.
+    pub async fn lost(&self) -> Loss {
+        loop {
+            let mut ended = pin!(self.lease.ended.notified());
+            ended.as_mut().enable();
+            match self.check() {
+                Err(Phase::Lost(loss)) => return loss,
+                Ok(_) | Err(Phase::Held | Phase::Released) => ended.await,
+            }
+        }
+    }
+
+    /// Runs work while the lease is valid. The work is dropped at its current await when the lease is lost.
+    ///
+    /// # Errors
+    /// [`Lost`](crate::ErrorKind::Lost). Work that does not await is not interrupted. If it ends after the lease was
+    /// lost, the result is `Lost` too.
+    ///
+    /// # Cancel safety
+    /// If this future is dropped, it drops the work. The lease is unchanged.
+    pub async fn run<W: Future>(&self, work: W) -> Result<W::Output> {
+        let mut work = pin!(work);
+        let mut lost = pin!(self.lost());
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(loss) = lost.as_mut().poll(cx) {
+                return Poll::Ready(Err(self.lost_error(loss)));
+            }
+            let Poll::Ready(output) = work.as_mut().poll(cx) else { return Poll::Pending };
+            Poll::Ready(match self.check() {
+                Err(Phase::Lost(loss)) => Err(self.lost_error(loss)),
+                _ => Ok(output),
+            })
+        })
+        .await
+    }
+
+    fn lost_error(&self, loss: Loss) -> Error {
+        Error::from(loss).during("keep", self.name(), self.keeper.capabilities.backend)
+    }
+
+    /// Ends the lease and waits for the store's reply. Renewal stops first, whatever the reply is. While other guards of the same holder
+    /// exist, or within `min_hold`, the lease continues.
+    ///
+    /// # Errors
+    /// - [`Lost`](crate::ErrorKind::Lost): the lease was lost before. Another client may have held the lock since.
+    /// - [`Indeterminate`](crate::ErrorKind::Indeterminate) or [`Unavailable`](crate::ErrorKind::Unavailable): the outcome
+    ///   is unknown. The keeper repeats the release in the background, and the lease ends by its ttl at the latest. If that finds no
+    ///   lease, [`shutdown`](crate::LockClient::shutdown) returns `Lost`.
+    /// - [`InvalidInput`](crate::ErrorKind::InvalidInput): called on a tokio runtime without timers
+    ///   (`enable_time`). The release is sent in the background.
+    ///
+    /// It ends within 1.25 times the backend's call bound.
+    ///
+    /// # Cancel safety
+    /// If this future is dropped, the release continues in the background.
+    pub async fn release(self) -> Result<()> {
+        let keeper = self.keeper.clone();
+        on_tokio(keeper.home(), self.release_on_tokio()).await
+    }
+
+    async fn release_on_tokio(mut self) -> Result<()> {
+        // Where there are no timers, the guard is dropped, which releases it in the background.
+        let timer = timer(self.keeper.call_bound())?;
+        self.is_open = false;
+        let keeper: &Arc<LeaseKeeper> = &self.keeper;
+        let (name, backend) = (self.lease.claim.name(), keeper.capabilities.backend);
+        let released = keeper.drop_guard(&self.lease);
+        let Some(ending) = released.map_err(|loss| Error::from(loss).during("release", name, backend))? else {
+            return Ok(());
+        };
+        // While a caller waits for the release, this counts it for a shutdown. After that, the keeper has a disposal for it.
+        let _open = keeper.clone().open_call();
+        let abandoned = AbandonedRelease {
+            keeper: keeper.clone(),
+            claim: self.lease.claim.clone(),
+            ending: ending.in_doubt(),
+            overdue: keeper.now().plus(keeper.call_bound()),
+        };
+        let call = RunToEnd::new(keeper.home(), keeper.clone().end_now(self.lease.claim.clone(), ending), abandoned);
+        before(timer, call).await.unwrap_or_else(|| {
+            let text =
+                "the store has not answered; the release continues in the background, and the lease ends by its ttl at the latest";
+            Err(Error::new(ErrorKind::Indeterminate, text).during("release", name, backend))
+        })
+    }
+
+    /// The claim, place and ttl by which a backend identifies this lease, for fenced writes.
+    pub fn lease_ref(&self) -> RenewRequest {
+        let machine = lock(&self.lease.machine);
+        RenewRequest::new(self.lease.claim.clone(), machine.place(), machine.terms().ttl)
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        if !std::mem::replace(&mut self.is_open, false) {
+            return;
+        }
+        if let Ok(Some(ending)) = self.keeper.drop_guard(&self.lease) {
+            self.keeper.with_state(|state, _| self.keeper.end(state, &self.lease.claim, ending));
+        }
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard")
+            .field("name", self.name())
+            .field("fencing_token", &self.fencing_token())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A release that no caller waits for any more. Its call may be on a runtime that nothing drives again, so the keeper sends another one
+/// when it is overdue.
+struct AbandonedRelease {
+    keeper: Arc<LeaseKeeper>,
+    claim: Claim,
+    ending: Ending,
+    overdue: Stamp,
+}
+
+impl Abandoned for AbandonedRelease {
+    fn begins(&self) {
+        self.keeper.with_state(|state, _| {
+            self.keeper.end_when_overdue(state, &self.claim, self.ending, self.overdue);
+        });
+    }
+
+    fn ended(self) {
+        self.keeper.with_state(|state, _| self.keeper.call_ended(state, self.claim.owner()));
+    }
+}
+
+impl KeeperHandle {
+    /// Another guard of the lease that this holder has, if it has one.
+    pub(super) fn reenter(
+        self: &Arc<Self>,
+        state: &mut State,
+        name: &LockName,
+        terms: &Terms,
+    ) -> Result<Option<LockGuard>> {
+        let Some(holder) = terms.holder else { return Ok(None) };
+        let Some(lease) = state.reentrant.get(&(name.clone(), holder)) else { return Ok(None) };
+        if self.check(&mut state.reports, lease).is_err() {
+            return Ok(None);
+        }
+        let mut machine = lock(&lease.machine);
+        machine.terms().require_same_lease(terms)?;
+        if !machine.share() {
+            return Ok(None);
+        }
+        Ok(Some(LockGuard { keeper: self.clone(), lease: lease.clone(), is_open: true }))
+    }
+}
+
+impl LeaseKeeper {
+    /// One guard less. With the last one, renewal stops. Returns how to end the claim now, if it ends now.
+    fn drop_guard(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Option<Ending>, Loss> {
+        if !lock(&lease.machine).drop_guard() {
+            return Ok(None);
+        }
+        self.with_state(|state, effects| {
+            self.feed_lease(state, effects, lease, |lease, rules, now, out| lease.release(rules, now, out))
+        })
+    }
+}
