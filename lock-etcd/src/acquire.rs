@@ -160,7 +160,7 @@ impl Attempt<'_> {
                         places = places.filter(|session| !session.is_overdue(self.core.stamp()));
                     }
                     if is_current {
-                        self.slot().has_no_key();
+                        self.slot().forget_key();
                         self.end_own(&session);
                         let first = first.ok_or(Failure::UnexpectedReply)?;
                         return match keys::read_value(&first.value) {
@@ -241,7 +241,7 @@ impl Attempt<'_> {
         let is_fixed = self.request.kind == LeaseKind::Fixed;
         let mut of_claim =
             ClaimKey { key: key.clone(), revision: place.revision, session, has_waited: !is_first, is_fixed };
-        self.slot().has_key(of_claim.clone());
+        self.slot().set_key(of_claim.clone());
         if !is_new && is_first && of_claim.session.ttl < self.request.ttl {
             let keeper = self.inner.keeper(self.core);
             let attached = attach(self.inner, self.core, &keeper, claim, &of_claim, self.request.ttl, self.until);
@@ -261,7 +261,7 @@ impl Attempt<'_> {
         let confirmation = match confirmed {
             Ok(confirmation) => confirmation,
             Err(Unconfirmed::Gone) => {
-                self.slot().has_no_key();
+                self.slot().forget_key();
                 self.inner.sessions.forget(&of_claim.session);
                 return Ok(None);
             }

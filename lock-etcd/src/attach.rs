@@ -71,7 +71,7 @@ pub(crate) async fn attach(
         match transactions::attached(&reply, entry.lease.epoch)? {
             Attached::Done => {
                 let attached = ClaimKey { session, ..key.clone() };
-                slot.has_key(attached.clone());
+                slot.set_key(attached.clone());
                 return Ok(Some(attached));
             }
             Attached::Gone => return Ok(None),

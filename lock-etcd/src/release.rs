@@ -45,7 +45,7 @@ pub(crate) async fn release(inner: &Arc<Inner>, request: &ReleaseRequest) -> Res
     if let Some(of_claim) = slot.key().filter(|of_claim| of_claim.is_fixed) {
         inner.revoke(core, &of_claim.session);
     }
-    slot.has_no_key();
+    slot.forget_key();
     // A slow server may have replied to an earlier release after that gave up: the lease was not lost, although nothing
     // is left.
     Ok(slot.take_deletion() || was_held)

@@ -191,7 +191,7 @@ fn reply_of(key: &ClaimKey, position: Position, confirmation: Confirmation) -> R
 
 fn lost(inner: &Inner, claim: &Claim) -> RenewReply {
     inner.watcher.remove(claim);
-    Slot::of(claim).has_no_key();
+    Slot::of(claim).forget_key();
     RenewReply::Lost
 }
 
@@ -243,7 +243,7 @@ async fn read(
         let slot = Slot::of(&item.request.claim);
         if let Some(session) = slot.session_with(own.lease).filter(|session| !Arc::ptr_eq(session, &item.key.session)) {
             item.key.session = session;
-            slot.has_key(item.key.clone());
+            slot.set_key(item.key.clone());
         }
     }
     (items, None)

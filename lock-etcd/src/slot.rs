@@ -89,8 +89,8 @@ impl Slot {
         !state.is_withdrawn
     }
 
-    /// The server has this key. A claim that has waited stays one that has.
-    pub(crate) fn has_key(&self, mut key: ClaimKey) {
+    /// Notes the key that the server has. A claim that has waited stays one that has.
+    pub(crate) fn set_key(&self, mut key: ClaimKey) {
         let mut state = lock(&self.0);
         key.has_waited |= state.key.as_ref().is_some_and(|known| known.revision == key.revision && known.has_waited);
         state.key = Some(key);
@@ -100,8 +100,8 @@ impl Slot {
         lock(&self.0).key.clone()
     }
 
-    /// The server has no key of the claim.
-    pub(crate) fn has_no_key(&self) {
+    /// Notes that the server has no key of the claim.
+    pub(crate) fn forget_key(&self) {
         let mut state = lock(&self.0);
         (state.key, state.is_absent) = (None, true);
     }
@@ -152,7 +152,7 @@ mod tests {
         for outcome in outcomes {
             let _ = Slot::of(&first).send(ready(outcome)).await;
         }
-        Slot::of(&first).has_no_key();
+        Slot::of(&first).forget_key();
         drop(first);
         [id, Slot::of(&second).id(&ids, &second)]
     }
@@ -172,7 +172,7 @@ mod tests {
         let ids = KeyIds::new();
         let (first, second) = (claim(), claim());
         let id = Slot::of(&first).id(&ids, &first);
-        Slot::of(&first).has_no_key();
+        Slot::of(&first).forget_key();
         Slot::of(&first).send(ready(Ok(()))).await.unwrap();
         drop(first);
         assert_ne!(Slot::of(&second).id(&ids, &second), id);
@@ -185,7 +185,7 @@ mod tests {
         let id = Slot::of(&first).id(&ids, &first);
         let request = Slot::of(&first).send(std::future::pending::<Result<(), Failure>>());
         assert!(tokio::time::timeout(std::time::Duration::ZERO, request).await.is_err());
-        Slot::of(&first).has_no_key();
+        Slot::of(&first).forget_key();
         drop(first);
         assert_ne!(Slot::of(&second).id(&ids, &second), id);
     }

@@ -436,7 +436,7 @@ fn carry_out(core: &CoreHandle, decisions: Vec<Decision<Claim>>) {
                 });
             }
             Decision::Gone { of: claim, owner } => {
-                Slot::of(&claim).has_no_key();
+                Slot::of(&claim).forget_key();
                 core.event(Event::Gone { owner });
             }
         }

@@ -67,7 +67,7 @@ impl Attempt<'_> {
                         Err(Failure::NoSession) => {
                             // It has ended, and the request had no effect.
                             self.inner.sessions.forget(&session);
-                            slot.settled(&session);
+                            slot.settle(&session);
                             // A server that ends each session would get one after the other.
                             tokio::time::sleep(self.core.jitter(PAUSE)).await;
                             None
@@ -114,12 +114,12 @@ impl Attempt<'_> {
                 Ok(created) => created,
                 // A container without children was deleted by the server.
                 Err(Failure::NoNode) if has_parent => {
-                    slot.settled(session);
+                    slot.settle(session);
                     has_parent = false;
                     continue;
                 }
                 Err(Failure::NoNode) if has_root => {
-                    slot.settled(session);
+                    slot.settle(session);
                     has_root = false;
                     create_root(shared, &link, self.until).await.map_err(Failure::not_sent)?;
                     continue;
@@ -128,7 +128,7 @@ impl Attempt<'_> {
                     return Err(failure);
                 }
                 Err(failure) => {
-                    slot.settled(session);
+                    slot.settle(session);
                     return Err(failure);
                 }
             };
@@ -144,8 +144,8 @@ impl Attempt<'_> {
                 stage: Stage::Waits,
                 ends: self.ends(sent, session),
             };
-            slot.has_node(self.claim(), node.clone());
-            slot.settled(session);
+            slot.set_node(self.claim(), node.clone());
+            slot.settle(session);
             let position = match listed {
                 Ok(names) => position_in(&link, &names, &node, self.until).await,
                 Err(_) => position(&link, &node, self.until).await,
@@ -253,7 +253,7 @@ impl Attempt<'_> {
         }
         match position {
             Position::Gone => {
-                slot.has_no_node(claim);
+                slot.forget_node(claim);
                 Ok(None)
             }
             Position::First => {
@@ -261,9 +261,9 @@ impl Attempt<'_> {
                     true => node.created_by(),
                     false => node.confirmation(),
                 };
-                match slot.holds(&node, Stage::Holds, confirmation) {
+                match slot.hold(&node, Stage::Holds, confirmation) {
                     None => return Ok(None),
-                    Some(true) => turn::holds(self.inner, self.core, claim, &node),
+                    Some(true) => turn::begin_hold(self.inner, self.core, claim, &node),
                     Some(false) => {}
                 }
                 Ok(Some(AcquireOutcome::Granted(Grant::new(node.token(), confirmation))))
@@ -286,7 +286,7 @@ impl Attempt<'_> {
     async fn leave(&self, link: &Link, node: &Node) -> Result<(), Failure> {
         match delete(link, &node.path(), self.until).await {
             Ok(_) | Err(Failure::NoSession) => {
-                self.slot().has_no_node(self.claim());
+                self.slot().forget_node(self.claim());
                 Ok(())
             }
             // It may be there.
@@ -305,7 +305,7 @@ impl Attempt<'_> {
         match confirmed {
             Ok(()) => {}
             Err(Unconfirmed::Gone) => {
-                slot.has_no_node(self.claim());
+                slot.forget_node(self.claim());
                 return Ok(None);
             }
             // The node is there, and nothing says for how long.
@@ -326,7 +326,7 @@ impl Attempt<'_> {
         let (lock, prefix): (Arc<str>, _) = (self.inner.shared.nodes.lock(claim.name()).into(), slot.prefix());
         let settled = session.settled(&lock, &prefix, self.until).await;
         let Some((mut names, sent, ttl)) = settled.map_err(Failure::in_doubt)? else {
-            slot.settled(session);
+            slot.settle(session);
             return Ok(());
         };
         names.sort();
@@ -352,9 +352,9 @@ impl Attempt<'_> {
                 stage: Stage::Waits,
                 ends: self.ends(sent, session),
             };
-            slot.has_node(claim, node);
+            slot.set_node(claim, node);
         }
-        slot.settled(session);
+        slot.settle(session);
         Ok(())
     }
 }

@@ -39,20 +39,20 @@ async fn delete_nodes(inner: &Inner, request: &ReleaseRequest, until: Instant) -
         let mut was_held = false;
         for session in slot.withdraw(claim) {
             was_held |= withdraw(inner, claim, &session, until).await?;
-            slot.settled(&session);
+            slot.settle(&session);
         }
         // An acquire that was in flight may have found it.
-        slot.has_no_node(claim);
+        slot.forget_node(claim);
         return Ok(was_held);
     }
     let Some(node) = slot.node() else { return Ok(false) };
     // Its end is no loss.
-    slot.has_no_node(claim);
+    slot.forget_node(claim);
     // Others wait behind a claim that has waited, mostly. The transaction costs more than a deletion.
     let deletion = if node.stage == Stage::HoldsAfterWait { Deletion::HandOver } else { Deletion::Plain };
     let deleted = delete_own(claim, &node.session, &node.path(), deletion, until).await;
     if deleted.is_err() {
-        slot.has_node(claim, node);
+        slot.set_node(claim, node);
     }
     deleted
 }

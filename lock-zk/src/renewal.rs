@@ -95,7 +95,7 @@ impl Call {
         match item.node.session.confirm(self.since(&item.node), self.until).await {
             Ok(()) => {
                 let node = &item.node;
-                match Slot::of(&item.request.claim).holds(node, node.stage, node.confirmation()) {
+                match Slot::of(&item.request.claim).hold(node, node.stage, node.confirmation()) {
                     Some(_) => reply_of(node),
                     None => RenewReply::Lost,
                 }
@@ -117,11 +117,11 @@ impl Call {
             Ok(Position::Gone) => return self.lost(item),
             Ok(Position::First) => {
                 let stage = Stage::HoldsAfterWait;
-                let Some(is_new) = Slot::of(claim).holds(&item.node, stage, item.node.confirmation()) else {
+                let Some(is_new) = Slot::of(claim).hold(&item.node, stage, item.node.confirmation()) else {
                     return RenewReply::Lost;
                 };
                 if is_new {
-                    turn::holds(&self.inner, &self.core, claim, &item.node);
+                    turn::begin_hold(&self.inner, &self.core, claim, &item.node);
                 }
                 let node = Node { stage, ..item.node.clone() };
                 return self.lease(&Item { index: item.index, request: item.request.clone(), node }).await;
@@ -144,7 +144,7 @@ impl Call {
         if item.node.session.has_ended() {
             self.inner.sessions.forget(&item.node.session);
         }
-        Slot::of(&item.request.claim).has_no_node(&item.request.claim);
+        Slot::of(&item.request.claim).forget_node(&item.request.claim);
         RenewReply::Lost
     }
 }

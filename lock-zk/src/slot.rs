@@ -122,8 +122,8 @@ impl Slot {
         Some(send())
     }
 
-    /// Nothing is in doubt any more in this session.
-    pub(crate) fn settled(&self, session: &Arc<Session>) {
+    /// Notes that no request in this session is in doubt any more.
+    pub(crate) fn settle(&self, session: &Arc<Session>) {
         lock(&self.state).in_doubt.retain(|other| !Arc::ptr_eq(other, session));
     }
 
@@ -156,8 +156,8 @@ impl Slot {
         lock(&self.state).node.clone()
     }
 
-    /// The server has this node.
-    pub(crate) fn has_node(&self, claim: &Claim, node: Node) {
+    /// Notes the node that the server has.
+    pub(crate) fn set_node(&self, claim: &Claim, node: Node) {
         let session = node.session.clone();
         lock(&self.state).node = Some(node);
         session.add(claim);
@@ -165,7 +165,7 @@ impl Slot {
 
     /// The node is now a lease, with this confirmation. Returns whether that is new; `None` if the claim has another
     /// node, or none.
-    pub(crate) fn holds(&self, node: &Node, stage: Stage, confirmation: Confirmation) -> Option<bool> {
+    pub(crate) fn hold(&self, node: &Node, stage: Stage, confirmation: Confirmation) -> Option<bool> {
         let mut state = lock(&self.state);
         let known = state.node.as_mut().filter(|known| known.is(node))?;
         let is_new = known.stage == Stage::Waits;
@@ -180,8 +180,8 @@ impl Slot {
         Some(is_new)
     }
 
-    /// The server has no node of the claim. Returns whether it had one, as far as was known.
-    pub(crate) fn has_no_node(&self, claim: &Claim) -> bool {
+    /// Forgets the node, which the server does not have. Returns whether it had one, as far as was known.
+    pub(crate) fn forget_node(&self, claim: &Claim) -> bool {
         let (node, task) = {
             let mut state = lock(&self.state);
             (state.node.take(), state.task.take())
@@ -223,16 +223,16 @@ impl Slot {
         lock(&self.state).node.as_ref().is_some_and(|known| known.is(node))
     }
 
-    /// A task works for the claim until that has no node. The former one ends.
-    pub(crate) fn runs(&self, task: AbortHandle) {
+    /// Sets the task that works for the claim until it has no node, and aborts the former one.
+    pub(crate) fn set_task(&self, task: AbortHandle) {
         let former = lock(&self.state).task.replace(task);
         if let Some(former) = former {
             former.abort();
         }
     }
 
-    /// The task is not to be aborted: it ends by itself.
-    pub(crate) fn leaves_task(&self) {
+    /// Forgets the task without aborting it: it ends by itself.
+    pub(crate) fn forget_task(&self) {
         lock(&self.state).task = None;
     }
 

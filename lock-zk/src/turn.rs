@@ -37,7 +37,7 @@ enum Watched {
 pub(crate) fn wait(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node, before: String) {
     let task =
         core.keeper_runtime().spawn(wait_for_turn(inner.clone(), core.clone(), claim.clone(), node.clone(), before));
-    Slot::of(claim).runs(task.abort_handle());
+    Slot::of(claim).set_task(task.abort_handle());
 }
 
 async fn wait_for_turn(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: Node, before: String) {
@@ -76,22 +76,22 @@ async fn wait_for_turn(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: 
 fn granted(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
     let slot = Slot::of(claim);
     // This task ends by itself.
-    slot.leaves_task();
+    slot.forget_task();
     // The server has sent this to the session, which lives. Its newest confirmation is one of the lease.
     let confirmation = node.confirmation();
-    if slot.holds(node, Stage::HoldsAfterWait, confirmation) == Some(true) {
+    if slot.hold(node, Stage::HoldsAfterWait, confirmation) == Some(true) {
         let (owner, place, token) = (*claim.owner(), node.place(), node.token());
         core.event(Event::Granted { owner, place, token, confirmation: Some(confirmation) });
-        holds(inner, core, claim, node);
+        begin_hold(inner, core, claim, node);
     }
 }
 
-/// The claim holds the lock from now on.
-pub(crate) fn holds(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
+/// Watches the node of a claim that holds the lock from now on, and ends a lease that is not renewed.
+pub(crate) fn begin_hold(inner: &Arc<Inner>, core: &CoreHandle, claim: &Claim, node: &Node) {
     watch_own(inner, core, claim, node);
     if node.is_fixed() {
         let task = core.keeper_runtime().spawn(end_in_time(inner.clone(), core.clone(), claim.clone(), node.clone()));
-        Slot::of(claim).runs(task.abort_handle());
+        Slot::of(claim).set_task(task.abort_handle());
     }
 }
 
@@ -107,8 +107,8 @@ async fn end_in_time(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: No
         }
         tokio::time::sleep(left).await;
     }
-    slot.leaves_task();
-    slot.has_no_node(&claim);
+    slot.forget_task();
+    slot.forget_node(&claim);
     loop {
         let link = match node.session.link(Instant::now() + node.session.ttl()).await {
             Ok(link) => link,
@@ -126,9 +126,9 @@ async fn end_in_time(inner: Arc<Inner>, core: CoreHandle, claim: Claim, node: No
 /// The node is not there any more.
 fn gone(core: &CoreHandle, claim: &Claim, node: &Node) {
     let slot = Slot::of(claim);
-    slot.leaves_task();
+    slot.forget_task();
     if slot.has(node) {
-        slot.has_no_node(claim);
+        slot.forget_node(claim);
         core.event(Event::Gone { owner: *claim.owner() });
     }
 }
