@@ -1,5 +1,5 @@
-//! Leasehold on real MariaDB servers: the suite, for a user with the least permissions, and then the tests that are specific to MySQL and
-//! MariaDB.
+//! Leasehold on real MariaDB servers: the suite, for a user with the least permissions, and then the tests that are
+//! specific to MySQL and MariaDB.
 
 mod mysql {
     mod cluster;

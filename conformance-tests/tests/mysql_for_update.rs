@@ -1,5 +1,5 @@
-//! `SELECT … FOR UPDATE` (`strategy=for-update`) on real MariaDB servers: the suite, for a user with the least permissions, and then the
-//! tests that are specific to this strategy.
+//! `SELECT … FOR UPDATE` (`strategy=for-update`) on real MariaDB servers: the suite, for a user with the least
+//! permissions, and then the tests that are specific to this strategy.
 
 #[path = "mysql"]
 mod mysql_for_update {

@@ -1,5 +1,5 @@
-//! Holders and waiters in processes of their own (`lock-holder`), on a real mariadbd with `strategy=for-update`: the cases of every
-//! store, and those of a server.
+//! Holders and waiters in processes of their own (`lock-holder`), on a real mariadbd with `strategy=for-update`: the
+//! cases of every store, and those of a server.
 
 #[path = "processes/bounds.rs"]
 mod bounds;

@@ -19,14 +19,15 @@ use crate::session::SetUp;
 use crate::settings::Strategy;
 use crate::shared::Shared;
 
-/// Locks in a table of a MySQL or MariaDB database: one row for each lock.
+/// Locks in a MySQL or MariaDB database, by the [`Strategy`] that the URL names.
 pub struct MySqlBackend {
     connections: Arc<Connections>,
     strategy: Box<dyn LockBackend>,
 }
 
 impl MySqlBackend {
-    /// Connects to the database of a URL, `mysql://user:password@host/database`, and checks that it can be used for locks.
+    /// Connects to the database of a URL, `mysql://user:password@host/database`, and checks that it can be used for
+    /// locks.
     ///
     /// # Errors
     /// - `InvalidInput`: the URL cannot be used, or the tokio runtime has no timers.
@@ -44,7 +45,8 @@ impl MySqlBackend {
         Ok(backend)
     }
 
-    /// Parses a URL and sends nothing. The first call connects, and calls fail while the server cannot be reached or used.
+    /// Parses a URL and sends nothing. The first call connects, and calls fail while the server cannot be reached or
+    /// used.
     ///
     /// # Errors
     /// [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput) for a URL that cannot be used.

@@ -12,8 +12,8 @@ use crate::pool::{Limit, Pool, RuntimePool, TEST_AFTER};
 use crate::session::SetUp;
 use crate::shared::Shared;
 
-/// As [`TEST_AFTER`], for other runtimes than the keeper's. So a caller seldom sees that a connection has ended, and calls in quick
-/// succession are not slower.
+/// As [`TEST_AFTER`], for other runtimes than the keeper's. So a caller seldom sees that a connection has ended, and
+/// calls in quick succession are not slower.
 const TEST_SOON: Duration = Duration::from_millis(10);
 
 /// The connections that both strategies use.
@@ -21,7 +21,8 @@ pub(crate) struct Connections {
     pub(crate) shared: Arc<Shared>,
     /// Acquires, releases and polls.
     pub(crate) calls: Arc<Pools>,
-    /// They have connections of their own: releases and withdrawals must not delay a renewal. With `SELECT … FOR UPDATE`: of places.
+    /// They have connections of their own: releases and withdrawals must not delay a renewal. With
+    /// `SELECT … FOR UPDATE`: of places.
     pub(crate) renewals: Arc<Pools>,
     /// It connected before it was attached.
     is_connected: AtomicBool,
@@ -43,7 +44,8 @@ impl Connections {
         Ok(())
     }
 
-    /// Takes the handle to lock-core. Returns whether the server was there a moment ago, so that more connections can be opened in advance.
+    /// Takes the handle to lock-core. Returns whether the server was there a moment ago, so that more connections can
+    /// be opened in advance.
     pub(crate) fn attach(&self, core: &CoreHandle) -> bool {
         self.shared.core.attach(core.clone()) && self.is_connected.load(Ordering::Relaxed)
     }

@@ -42,8 +42,8 @@ impl Failure {
                 Some(reply) => Self::reply(reply),
                 None => Self::UnknownError(Error::new(ErrorKind::Indeterminate, UNKNOWN).with_source(reply)),
             },
-            // The client crate has no other name for it, and all errors of a handshake are of this kind, too. Those end with the next
-            // certificate of the server, and this one does not: a caller that waits would wait in vain.
+            // The client crate has no other name for it, and all errors of a handshake are of this kind, too. Those end
+            // with the next certificate of the server, and this one does not: a caller that waits would wait in vain.
             sqlx::Error::Tls(cause) if cause.to_string() == "server does not support TLS" => {
                 let text = "the server offers no TLS: set it up there, or switch it off (`tls=off` in the URL)";
                 Self::Refused(Error::new(ErrorKind::Unsupported, text))
@@ -169,8 +169,8 @@ impl std::fmt::Display for Reply {
 
 impl std::error::Error for Reply {}
 
-/// The server has rolled the statement back: a row changed (1020), lock wait timeout (1205), deadlock (1213), cancelled (1317), `NOWAIT`
-/// (3572).
+/// The server has rolled the statement back: a row changed (1020), lock wait timeout (1205), deadlock (1213), cancelled
+/// (1317), `NOWAIT` (3572).
 const CONFLICTS: [u16; 5] = [1020, 1205, 1213, 1317, 3572];
 
 /// The reply to `KILL` for a connection that has ended.
@@ -191,7 +191,8 @@ const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
     use ErrorKind::{Auth, Capacity, Unavailable, Unsupported};
     &[
         (&[1044, 1095, 1142, 1143, 1227, 1370], Auth, LACKS),
-        // 1698: the user logs in with a socket. 1820, 1862: the password has to be changed. 3118, 4151: the account is locked.
+        // 1698: the user logs in with a socket. 1820, 1862: the password has to be changed. 3118, 4151: the account is
+        // locked.
         (&[1045, 1130, 1698, 1820, 1862, 3118, 4151], Auth, "the server refuses the user or the password"),
         // 1251, 2054, 2061: the authentication plugin needs TLS or is unknown.
         (&[1251, 2054, 2061, 3159], Auth, "the server refuses the authentication method: switch TLS on (`tls=verify`)"),
@@ -223,7 +224,8 @@ const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
         (
             &[1231],
             Unsupported,
-            "the server refuses a setting of the connection: it has a lower maximum (an option `maximum-…`) than a lock needs",
+            "the server refuses a setting of the connection: its own maximum (an option `maximum-…`) is lower than a lock \
+             needs",
         ),
         (&[1665], Unsupported, "the server's `binlog_format` is STATEMENT: set it to ROW or MIXED"),
         (&[1064, 1305, 1193], Unsupported, "the server is too old: MySQL 8.0 or MariaDB 10.6 is needed"),

@@ -16,12 +16,13 @@ use crate::shared::Shared;
 use crate::sql::get;
 use crate::strategy;
 
-/// The state of the server, as names and values. MySQL and MariaDB have some variables of their own, and `SHOW` leaves out what does not
-/// exist.
+/// The state of the server, as names and values. MySQL and MariaDB have some variables of their own, and `SHOW` leaves
+/// out what does not exist.
 const STATE: &str = "\
 SHOW GLOBAL STATUS LIKE 'Uptime'; \
 SHOW GLOBAL VARIABLES WHERE Variable_name IN \
-('innodb_flush_log_at_trx_commit', 'read_only', 'version', 'version_comment', 'wsrep_on', 'group_replication_group_name', \
+('innodb_flush_log_at_trx_commit', 'read_only', 'version', 'version_comment', 'wsrep_on', \
+'group_replication_group_name', \
 'log_bin', 'binlog_format')";
 
 /// `count` returns the numbers of locks that are held, and of records.
@@ -64,7 +65,8 @@ fn is_durable(setting: &str) -> Check {
         _ => (
             "a crash of the server can lose the last second",
             CheckStatus::Warning(
-                "set `innodb_flush_log_at_trx_commit = 1`: otherwise each restart delays new grants by the longest ttl in use"
+                "set `innodb_flush_log_at_trx_commit = 1`: otherwise each restart delays new grants by the longest \
+                 ttl in use"
                     .to_owned(),
             ),
         ),

@@ -6,14 +6,17 @@ use sqlx::mysql::MySqlConnection;
 use crate::errors::{BACKEND, Failure};
 use crate::{for_update, row};
 
-/// Checks, inside the user's own transaction in the database of the locks, that the guard's lease is current. Until the transaction ends,
-/// no other claim can be granted the lock: the check locks its row, and a grant changes the row.
+/// Checks, inside the user's own transaction in the database of the locks, that the guard's lease is current. Until the
+/// transaction ends, no other claim can be granted the lock: the check locks its row, and a grant changes the row.
 ///
-/// Call this before the writes, and keep the transaction short. While it is open, the lease is not renewed and the lock can be neither
-/// released nor taken over. The client renews its other leases meanwhile.
+/// Call this before the writes, and keep the transaction short. While it is open, the lease is not renewed and the lock
+/// can be neither released nor taken over. The client renews its other leases meanwhile.
 ///
 /// ```no_run
-/// # async fn example(pool: leasehold_mysql::sqlx::MySqlPool, guard: leasehold_core::LockGuard) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn example(
+/// #     pool: leasehold_mysql::sqlx::MySqlPool,
+/// #     guard: leasehold_core::LockGuard,
+/// # ) -> Result<(), Box<dyn std::error::Error>> {
 /// # use leasehold_mysql::sqlx;
 /// let mut transaction = pool.begin().await?;
 /// leasehold_mysql::fence(&mut transaction, &guard).await?;
@@ -24,8 +27,8 @@ use crate::{for_update, row};
 /// ```
 ///
 /// # Errors
-/// Roll back after an error, with `transaction.rollback().await`. A transaction of sqlx that is dropped is rolled back when its connection is
-/// used next, and locks the row until then.
+/// Roll back after an error, with `transaction.rollback().await`. A transaction of sqlx that is dropped is rolled back
+/// when its connection is used next, and locks the row until then.
 /// - [`Lost`](ErrorKind::Lost): the lease is not current.
 /// - [`Unsupported`](ErrorKind::Unsupported): the connection uses a database without locks.
 /// - Otherwise the error of the server.

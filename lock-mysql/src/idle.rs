@@ -20,7 +20,8 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// All idle connections but one are closed after this time.
 const SURPLUS_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// The most connections of a pool that are being opened. Otherwise many that are opened at once would all take too long.
+/// The most connections of a pool that are being opened. Otherwise many that are opened at once would all take too
+/// long.
 const MAX_OPENING: usize = 16;
 
 /// The idle connections of a pool.
@@ -94,13 +95,14 @@ impl Idle {
     }
 }
 
-/// The connections of a pool that are being opened, each in a task. It goes on when the call that needed it has given up, and the next call
-/// finds the connection: on a slow path no call would live to see its own. Dropping this ends the tasks.
+/// The connections of a pool that are being opened, each in a task. It goes on when the call that needed it has given
+/// up, and the next call finds the connection: on a slow path no call would live to see its own. Dropping this ends the
+/// tasks.
 #[derive(Default)]
 pub(crate) struct Opening {
     attempts: Mutex<JoinSet<()>>,
-    /// The number of attempts without an outcome. Not that of tasks: a call that is woken by the outcome may use the connection
-    /// and close it before the task has ended, and the next call would wait in vain.
+    /// The number of attempts without an outcome. Not that of tasks: a call that is woken by the outcome may use the
+    /// connection and close it before the task has ended, and the next call would wait in vain.
     open: Arc<AtomicUsize>,
     /// The number of calls that wait.
     waiting: Arc<AtomicUsize>,

@@ -26,7 +26,7 @@ pub(crate) struct TlsFiles {
 }
 
 impl TlsFiles {
-    /// Takes `ca`, `cert` and `key`. `url_of` is "the URL of …", for errors.
+    /// Takes `ca`, `cert` and `key`. `url_of` is "the URL of MySQL", for errors.
     ///
     /// # Errors
     /// `InvalidInput`: one of `cert` and `key` is missing, or a file cannot be read.

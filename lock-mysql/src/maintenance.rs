@@ -1,7 +1,7 @@
 //! Removes the rows of locks that have been free for longer than the retention.
 //!
-//! Each client that acquires locks does so in steps: a step reads some rows, in the order of their names, and removes those that may be
-//! removed in one statement. So no statement locks many rows, and a long table costs no client much.
+//! Each client that acquires locks does so in steps: a step reads some rows, in the order of their names, and removes
+//! those that may be removed in one statement. So no statement locks many rows, and a long table costs no client much.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,8 +26,8 @@ pub(crate) trait Purge: 'static {
     /// What its connection needs. It is closed after the step.
     const SET_UP: SetUp;
 
-    /// Reads the rows after a name and removes those that may be removed. Returns the last name and the number of removed rows, or `None`
-    /// at the end of the table.
+    /// Reads the rows after a name and removes those that may be removed. Returns the last name and the number of
+    /// removed rows, or `None` at the end of the table.
     fn step(
         pool: &Pool,
         after: &[u8],
@@ -49,7 +49,8 @@ impl Maintenance {
         Arc::new(Self { shared, is_running: AtomicBool::new(false), is_due: AtomicBool::new(false) })
     }
 
-    /// Notes that this client has acquired a lock. Starts the task with the first one. It runs until the client is dropped.
+    /// Notes that this client has acquired a lock. Starts the task with the first one. It runs until the client is
+    /// dropped.
     pub(crate) fn acquired<P: Purge>(self: &Arc<Self>, core: &CoreHandle) {
         if self.is_due.swap(true, Ordering::Relaxed) || self.is_running.swap(true, Ordering::Relaxed) {
             return;

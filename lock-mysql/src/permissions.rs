@@ -3,13 +3,14 @@
 /// The tables of [`SCHEMA`](crate::SCHEMA).
 const TABLES: [&str; 3] = ["leasehold_locks", "leasehold_for_update", "leasehold_fences"];
 
-/// The statements that give a user what clients need, in the database `database`. `user` is an account in the syntax of SQL:
-/// `'leasehold'@'%'`. The tables must exist.
+/// The statements that give a user what clients need, in the database `database`. `user` is an account in the syntax of
+/// SQL: `'leasehold'@'%'`. The tables must exist.
 pub fn grants(database: &str, user: &str) -> String {
     on_each_table("SELECT, INSERT, UPDATE, DELETE", database, user)
 }
 
-/// The statements for a user who may only see who holds a lock (`leasehold status`, `leasehold ls` and `leasehold watch`).
+/// The statements for a user who may only see who holds a lock (`leasehold status`, `leasehold ls` and
+/// `leasehold watch`).
 pub fn read_only_grants(database: &str, user: &str) -> String {
     on_each_table("SELECT", database, user)
 }

@@ -1,10 +1,10 @@
 //! The connections of one runtime.
 //!
-//! A call takes a connection, runs its statement and returns the connection. A connection whose statement was dropped or timed out is
-//! closed: its reply may still arrive, and the next statement would take it for its own.
+//! A call takes a connection, runs its statement and returns the connection. A connection whose statement was dropped
+//! or timed out is closed: its reply may still arrive, and the next statement would take it for its own.
 //!
-//! A statement that waits for a row that another transaction has locked does not delay statements about other rows: after
-//! [`SLOW_AFTER`] its connection does not count towards the limit any more.
+//! A statement that waits for a row that another transaction has locked does not delay statements about other rows:
+//! after [`SLOW_AFTER`] its connection does not count towards the limit any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,8 @@ use crate::idle::{Idle, Opening};
 use crate::session::{Session, SetUp};
 use crate::shared::Shared;
 
-/// A connection of the keeper's runtime that was idle for longer is tested before it is used. What fails there is repeated.
+/// A connection of the keeper's runtime that was idle for longer is tested before it is used. What fails there is
+/// repeated.
 pub(crate) const TEST_AFTER: Duration = Duration::from_secs(5);
 
 /// A statement without a reply for this time gives its permit to the next one.
@@ -89,7 +90,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// A pool of at most so many connections. It opens them when they are needed.
+    /// Opens connections when they are needed, up to the limit.
     pub(crate) fn new(shared: Arc<Shared>, set_up: SetUp, limit: Limit, test_after: Duration) -> Self {
         let (size, slow) = match limit {
             Limit::Calls(size) => (size, size * MAX_SLOW),
@@ -146,8 +147,8 @@ impl Pool {
         self.opening.next(&self.idle, &self.shared, self.set_up, until).await.map_err(Failure::NotSent)
     }
 
-    /// Tests a connection that was idle. The path may have forgotten it without a notice. So if the reply takes long, another
-    /// one is opened beside it, and the first of them is used. `None`: the server has closed it.
+    /// Tests a connection that was idle. The path may have forgotten it without a notice. So if the reply takes long,
+    /// another one is opened beside it, and the first of them is used. `None`: the server has closed it.
     async fn test(&self, mut session: Session, until: Instant) -> Result<Option<Session>, Failure> {
         let now = Instant::now();
         let replies = {
@@ -155,7 +156,8 @@ impl Pool {
             match timeout_at(now + until.saturating_duration_since(now) / 2, &mut replies).await {
                 Ok(replies) => replies,
                 Err(_) => {
-                    // Those that were forgotten with it are not tested: a claim of `for-update` takes connections of two pools.
+                    // Those that were forgotten with it are not tested: a claim of `for-update` takes connections of
+                    // two pools.
                     self.shared.doubt_used_before(now);
                     tokio::select! {
                         replies = &mut replies => replies,
@@ -253,8 +255,8 @@ impl Checkout<'_> {
         self.run(until, async |session| query.fetch_all(&mut session.connection).await).await
     }
 
-    /// Runs statements without arguments as text: the protocol of prepared statements does not have all of them, and has no packet with
-    /// several. Returns how many rows they affected together.
+    /// Runs statements without arguments as text: the protocol of prepared statements does not have all of them, and
+    /// has no packet with several. Returns how many rows they affected together.
     pub(crate) async fn execute_text(&mut self, statements: String, until: Instant) -> Result<u64, Failure> {
         let statements = sqlx::raw_sql(AssertSqlSafe(statements));
         let done = self.run(until, async |session| statements.execute(&mut session.connection).await).await?;
@@ -333,7 +335,8 @@ impl Checkout<'_> {
         }
     }
 
-    /// Makes the connection count as one with a slow statement, for a claim that keeps it. Returns false if there are too many.
+    /// Makes the connection count as one with a slow statement, for a claim that keeps it. Returns false if there are
+    /// too many.
     pub(crate) fn set_aside(&mut self) -> bool {
         let slow = self.pool.slow.try_acquire();
         slow.map(|slow| self.permit = slow).is_ok()

@@ -14,8 +14,9 @@ use tokio::time::{Instant, timeout_at};
 use crate::errors::Failure;
 use crate::shared::Shared;
 
-/// Independent of the server's settings: strict mode (or a long name would be cut), no locks beyond the row (or transactions deadlock),
-/// a lock wait of one second at most, a time zone without steps, and every statement its own transaction.
+/// Independent of the server's settings: strict mode (or a long name would be cut), no locks beyond the row (or
+/// transactions deadlock), a lock wait of one second at most, a time zone without steps, and every statement its own
+/// transaction.
 const SET_UP: &str = "\
 SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', autocommit = 1, \
 innodb_lock_wait_timeout = 1, wait_timeout = 3600; \
@@ -96,8 +97,8 @@ impl Session {
 async fn log_in(shared: &Shared, attempt: &Attempt<'_>) -> Result<MySqlConnection> {
     const LOG_IN: &str = "TCP, TLS and the log-in";
     let (options, failed) = (&shared.options, |error| Failure::to_connect(error, shared));
-    // A certificate is for a name, and the client crate would look for that of an address. It tries the addresses of a name one after the
-    // other. Nor has a Unix socket an address.
+    // A certificate is for a name, and the client crate would look for that of an address. It tries the addresses of a
+    // name one after the other. Nor has a Unix socket an address.
     if matches!(options.get_ssl_mode(), MySqlSslMode::VerifyIdentity) || options.get_socket().is_some() {
         return attempt.step(LOG_IN, MySqlConnection::connect_with(options)).await?.map_err(failed);
     }

@@ -27,9 +27,9 @@ pub enum Tls {
     Auto,
     /// Encrypted, with a certificate for this host from a known authority, or from that in `ca=`. URL: `tls=verify`.
     Verify,
-    /// Encrypted, with any certificate: somebody on the path could pretend to be the server. URL: `tls=unverified`.
+    /// Encrypted, with any certificate: an attacker on the path could pretend to be the server. URL: `tls=unverified`.
     Unverified,
-    /// Not encrypted: anybody on the path can read the password. URL: `tls=off`.
+    /// Not encrypted: an attacker on the path can read the password. URL: `tls=off`.
     Off,
 }
 
@@ -40,8 +40,9 @@ pub enum Strategy {
     /// A row with the time at which the lease ends. The default. URL: `strategy=row`.
     #[default]
     Row,
-    /// A transaction that has locked a row (`SELECT … FOR UPDATE`), on a connection of its own. The lease ends with the connection. A
-    /// database is used with one strategy, and clients of the other are refused. URL: `strategy=for-update`.
+    /// A transaction that has locked a row (`SELECT … FOR UPDATE`), on a connection of its own. The lease ends with the
+    /// connection. A database is used with one strategy, and clients of the other are refused. URL:
+    /// `strategy=for-update`.
     ForUpdate,
 }
 
@@ -51,10 +52,11 @@ pub enum Strategy {
 pub struct Settings {
     /// The upper bound of one call, including connecting. Default 1 s, 10 ms to 60 s.
     pub timeout: Duration,
-    /// The upper bound of an attempt to connect, which goes on when the call that began it has ended. Default 10 s. 10 ms to 5 minutes.
+    /// The upper bound of an attempt to connect, which goes on when the call that began it has ended. Default 10 s. 10
+    /// ms to 5 minutes.
     pub connect_timeout: Duration,
-    /// How old the token of a free lock is before its row is removed. Default 10 minutes. Tokens keep their order if the server's clock is
-    /// set back by up to this much. 1 s to 365 days.
+    /// How old the token of a free lock is before its row is removed. Default 10 minutes. Tokens keep their order if
+    /// the server's clock is set back by up to this much. 1 s to 365 days.
     pub retention: Duration,
     /// The most connections for acquires and releases on one tokio runtime. Renewals have one more. Default 4, 1 to 64.
     pub connections: usize,
@@ -62,11 +64,11 @@ pub struct Settings {
     pub tls: Tls,
     /// How a lease is kept at the server.
     pub strategy: Strategy,
-    /// The most locks that this client holds or waits for at once. Each takes a connection. Default 64, 1 to 10,000. Only for
-    /// [`Strategy::ForUpdate`].
+    /// The most locks that this client holds or waits for at once. Each takes a connection. Default 64, 1 to 10,000.
+    /// Only for [`Strategy::ForUpdate`].
     pub locks: usize,
-    /// The longest time for which the connection of a lease is not used: the lease ends when something on the path closes a connection
-    /// that seems to be idle. Default 3 s, 1 s to 1 h. Only for [`Strategy::ForUpdate`].
+    /// The longest time for which the connection of a lease is not used: the lease ends when something on the path
+    /// closes a connection that seems to be idle. Default 3 s, 1 s to 1 h. Only for [`Strategy::ForUpdate`].
     pub keepalive: Duration,
     /// What to do after another server has taken the place of this one, or a restart that may have lost data.
     pub on_restart: OnRestart,
@@ -95,16 +97,17 @@ impl Settings {
         CommonSettings { timeout: self.timeout, retention: self.retention }.check()?;
         Connecting::check_timeout(self.connect_timeout)?;
         if !(1..=64).contains(&self.connections) {
-            return Err(Error::invalid(format!("`connections` is 1 to 64, not {}", self.connections)));
+            return Err(Error::invalid(format!("`connections` must be between 1 and 64 (got {})", self.connections)));
         }
         if !(1..=10_000).contains(&self.locks) {
-            return Err(Error::invalid(format!("`locks` is 1 to 10000, not {}", self.locks)));
+            return Err(Error::invalid(format!("`locks` must be between 1 and 10000 (got {})", self.locks)));
         }
         if !(Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&self.keepalive) {
-            return Err(Error::invalid(format!("`keepalive` is 1s to 1h, not {:?}", self.keepalive)));
+            return Err(Error::invalid(format!("`keepalive` must be between 1s and 1h (got {:?})", self.keepalive)));
         }
         if self.strategy == Strategy::ForUpdate && self.on_restart != OnRestart::default() {
-            let text = "`restart` is for `strategy=row`: `strategy=for-update` waits after a restart for the ttl of the last lease";
+            let text = "`restart` is for `strategy=row`: `strategy=for-update` waits after a restart for the ttl of the \
+                        last lease";
             return Err(Error::invalid(text));
         }
         Ok(self)
@@ -125,8 +128,9 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     let mut settings = Settings { timeout, retention, ..Settings::default() };
     settings.connect_timeout = Connecting::take_timeout(&mut url)?;
     if let Some(text) = url.take("connections") {
-        settings.connections =
-            text.parse().map_err(|_| Error::invalid(format!("`connections` is 1 to 64, not `{text}`")))?;
+        settings.connections = text
+            .parse()
+            .map_err(|_| Error::invalid(format!("`connections` must be between 1 and 64 (got `{text}`)")))?;
     }
     let tls = [("verify", Tls::Verify), ("unverified", Tls::Unverified), ("off", Tls::Off)];
     settings.tls = url.take_choice("tls", &tls)?.unwrap_or_default();
@@ -136,8 +140,9 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
         (None, _) => {}
         (Some(_), Strategy::Row) => return Err(Error::invalid("`locks` is for `strategy=for-update`")),
         (Some(text), Strategy::ForUpdate) => {
-            settings.locks =
-                text.parse().map_err(|_| Error::invalid(format!("`locks` is 1 to 10000, not `{text}`")))?;
+            settings.locks = text
+                .parse()
+                .map_err(|_| Error::invalid(format!("`locks` must be between 1 and 10000 (got `{text}`)")))?;
         }
     }
     match (url.take_duration("keepalive")?, settings.strategy) {
@@ -146,23 +151,24 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
         (Some(keepalive), Strategy::ForUpdate) => settings.keepalive = keepalive,
     }
     settings.on_restart = OnRestart::take(&mut url)?;
-    let files = TlsFiles::take(&mut url, "the URL of a MySQL")?;
+    let files = TlsFiles::take(&mut url, "the URL of MySQL")?;
     let url = url.finish()?;
     let settings = settings.check()?;
 
     let host = url.host_str().filter(|host| !host.is_empty());
     let host =
-        host.ok_or_else(|| Error::invalid("the URL of a MySQL names a host, as in mysql://user@host/database"))?;
+        host.ok_or_else(|| Error::invalid("the URL of MySQL must name a host, as in mysql://user@host/database"))?;
     // Brackets belong to the URL, not to the address.
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let database = decoded(url.path().trim_start_matches('/'), STORE)?;
     if database.is_empty() || database.contains('/') {
-        return Err(Error::invalid("the URL of a MySQL names one database, as in mysql://user@host/database"));
+        return Err(Error::invalid("the URL of MySQL must name one database, as in mysql://user@host/database"));
     }
     let port = url.port().unwrap_or(PORT);
-    // The client would log in as root. mysql(1) takes the user of the system, which differs between cron and a terminal.
+    // The client would log in as root. mysql(1) takes the user of the system, which differs between cron and a
+    // terminal.
     if url.username().is_empty() {
-        return Err(Error::invalid("the URL of a MySQL names a user, as in mysql://user@host/database"));
+        return Err(Error::invalid("the URL of MySQL must name a user, as in mysql://user@host/database"));
     }
     let options = MySqlConnectOptions::new().host(host).port(port).database(&database);
     let mut options = options.username(&decoded(url.username(), STORE)?);
@@ -203,7 +209,8 @@ fn encrypted(
     };
     if !cfg!(feature = "tls") && !matches!(mode, MySqlSslMode::Disabled) {
         return Err(Error::invalid(
-            "TLS needs the feature `tls` of leasehold-mysql, which is `mysql-tls` of leasehold; `tls=off` in the URL does without",
+            "TLS needs the feature `tls` of leasehold-mysql, which is `mysql-tls` of leasehold; `tls=off` in the URL does \
+             without",
         ));
     }
     let mut options = options.ssl_mode(mode);
@@ -224,9 +231,11 @@ mod tests {
 
     #[test]
     fn a_url_carries_every_setting() {
-        let (target, settings) =
-            parse_url("mysql://u:p%40ss@127.0.0.1:7000/locks%20here?timeout=250ms&connect_timeout=5s&retention=2h&connections=8&tls=off")
-                .unwrap();
+        let (target, settings) = parse_url(
+            "mysql://u:p%40ss@127.0.0.1:7000/locks%20here?timeout=250ms&connect_timeout=5s&retention=2h&\
+                       connections=8&tls=off",
+        )
+        .unwrap();
         let options = &target.options;
         assert_eq!((options.get_host(), options.get_port(), options.get_username()), ("127.0.0.1", 7000, "u"));
         assert_eq!((options.get_database(), &*target.address), (Some("locks here"), "127.0.0.1:7000"));
@@ -253,19 +262,19 @@ mod tests {
     fn bad_urls_are_refused_with_a_hint_and_without_the_password() {
         for (url, hint) in [
             ("http://localhost", "mysql://"),
-            ("mysql://u:hunter2@localhost", "names one database"),
-            ("mysql://localhost/locks", "names a user"),
-            ("mysql://:hunter2@localhost/locks", "names a user"),
-            ("mysql://u:hunter2@localhost/a/b", "names one database"),
+            ("mysql://u:hunter2@localhost", "name one database"),
+            ("mysql://localhost/locks", "name a user"),
+            ("mysql://:hunter2@localhost/locks", "name a user"),
+            ("mysql://u:hunter2@localhost/a/b", "name one database"),
             ("mysql://u:hunter2@localhost/locks?tiemout=1s", "`timeout`"),
             ("mysql://u:hunter2@localhost/locks?timeout=2m", "60s"),
-            ("mysql://u:hunter2@localhost/locks?connections=0", "1 to 64"),
-            ("mysql://u:hunter2@localhost/locks?connections=many", "1 to 64"),
+            ("mysql://u:hunter2@localhost/locks?connections=0", "between 1 and 64"),
+            ("mysql://u:hunter2@localhost/locks?connections=many", "between 1 and 64"),
             ("mysql://u:hunter2@localhost/locks?strategy=rows", "`for-update`"),
-            ("mysql://u:hunter2@localhost/locks?strategy=for-update&locks=0", "1 to 10000"),
+            ("mysql://u:hunter2@localhost/locks?strategy=for-update&locks=0", "between 1 and 10000"),
             ("mysql://u:hunter2@localhost/locks?locks=7", "`strategy=for-update`"),
             ("mysql://u:hunter2@localhost/locks?keepalive=7s", "`strategy=for-update`"),
-            ("mysql://u:hunter2@localhost/locks?strategy=for-update&keepalive=500ms", "1s to 1h"),
+            ("mysql://u:hunter2@localhost/locks?strategy=for-update&keepalive=500ms", "between 1s and 1h"),
             ("mysql://u:hunter2@localhost/locks?strategy=for-update&restart=trust", "`strategy=row`"),
             ("mysql://u:hunter2@localhost/locks?tls=yes", "`verify`"),
             ("mysql://u:hunter2@localhost/locks?tls=off&cert=a.pem", "belong together"),

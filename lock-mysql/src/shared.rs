@@ -21,8 +21,8 @@ pub(crate) struct Shared {
     pub(crate) connecting: Connecting,
     pub(crate) lookups: Lookups,
     pub(crate) core: Attachment,
-    /// When a test was sent on a connection that was idle, and had no reply: the path has forgotten that connection, and perhaps those
-    /// that were last used before.
+    /// When a test was sent on a connection that was idle, and had no reply: the path has forgotten that connection,
+    /// and perhaps those that were last used before.
     doubt: Mutex<Option<Instant>>,
 }
 

@@ -1,6 +1,6 @@
 //! Which strategy the clients of a database use. Leases of one strategy do not exclude those of the other, so the first
-//! claim writes its strategy into the row with the empty name, as the format of that row, and clients of the other strategy
-//! are refused.
+//! claim writes its strategy into the row with the empty name, as the format of that row, and clients of the other
+//! strategy are refused.
 
 use leasehold_core::{Error, ErrorKind};
 use tokio::time::Instant;
@@ -30,19 +30,21 @@ const READ: &str = "SELECT format FROM leasehold_locks WHERE name = ''";
 
 /// Writes the row of [`Strategy::ForUpdate`], if there is none.
 pub(crate) const MARK_FOR_UPDATE: &str = concat!(
-    "INSERT INTO leasehold_locks (name, format, owner, fence, expires_at, withdrawn, withdrawn_until, holder) VALUES ('', '",
+    "INSERT INTO leasehold_locks (name, format, owner, fence, expires_at, withdrawn, withdrawn_until, holder) ",
+    "VALUES ('', '",
     for_update!(),
     "', '', 0, '1970-01-02', '', UTC_TIMESTAMP(6), '') ON DUPLICATE KEY UPDATE name = name"
 );
 
 const IS_FOR_UPDATE: &str = "\
-the clients of this database use `strategy=for-update`, and their leases and those of `strategy=row` do not exclude each other: add \
-`strategy=for-update` to the URL, or use another database. To switch, stop all clients and run DELETE FROM leasehold_locks WHERE name = ''";
+the clients of this database use `strategy=for-update`, and their leases and those of `strategy=row` do not exclude \
+each other: add `strategy=for-update` to the URL, or use another database. To switch, stop all clients and run \
+DELETE FROM leasehold_locks WHERE name = ''";
 
 const IS_ROW: &str = "\
-the clients of this database use `strategy=row`, the default, and their leases and those of `strategy=for-update` do not exclude each \
-other: take `strategy=for-update` out of the URL, or use another database. To switch, stop all clients and run DELETE FROM leasehold_locks \
-WHERE name = ''";
+the clients of this database use `strategy=row`, the default, and their leases and those of `strategy=for-update` do \
+not exclude each other: take `strategy=for-update` out of the URL, or use another database. To switch, stop all \
+clients and run DELETE FROM leasehold_locks WHERE name = ''";
 
 /// Refuses clients of this strategy if the format of the row is that of another one.
 pub(crate) fn refuse_other(own: Strategy, format: &[u8]) -> Result<(), Failure> {

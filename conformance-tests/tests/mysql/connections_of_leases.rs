@@ -174,8 +174,8 @@ fn a_renewal_that_prolongs_nothing_reports_the_end_of_the_connection() {
     });
 }
 
-/// The first attempt of a claim has locked the row on a connection whose end the server does not see. The claim waits behind it on another
-/// one, and gives up.
+/// The first attempt of a claim has locked the row on a connection whose end the server does not see. The claim waits
+/// behind it on another one, and gives up.
 #[test]
 fn a_withdrawal_ends_the_connections_of_earlier_attempts() {
     own_servers(|| async {
@@ -295,7 +295,8 @@ fn nothing_is_asked_when_nothing_is_held() {
     });
 }
 
-/// A claim has locked the row, and its connection ends before its request for the token arrives. Another claim holds then.
+/// A claim has locked the row, and its connection ends before its request for the token arrives. Another claim holds
+/// then.
 #[test]
 fn a_late_request_for_a_token_does_not_raise_that_of_the_next_holder() {
     case(async |fixture| {

@@ -1,4 +1,5 @@
-//! Calls that are dropped at any await leave clean connections: no open transaction, and no reply that the next call takes for its own.
+//! Calls that are dropped at any await leave clean connections: no open transaction, and no reply that the next call
+//! takes for its own.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -131,8 +132,9 @@ async fn drop_at_every_await(fixture: &MySqlFixture, call: Call, is_cold: bool) 
             Call::AcquireHeld | Call::TryAcquireHeld => bob.claim(&name("held")),
             _ => bob.claim(&name("own")),
         };
-        // The client that holds is that of the call, unless the call has to connect. A renewal connects anew in any case.
-        // A release that changes no row ends the transaction on the connection of the lease, whichever client calls it.
+        // The client that holds is that of the call, unless the call has to connect. A renewal connects anew in any
+        // case. A release that changes no row ends the transaction on the connection of the lease, whichever client
+        // calls it.
         let ann = cold(fixture);
         let runs_as_holder = call == Call::Renew || call == Call::Release && !MySqlFixture::RENEWALS_WRITE;
         let is_other = held.name().as_str() == "held" || is_cold && !runs_as_holder;

@@ -10,8 +10,8 @@ use super::support::{SOON, Stopwatch, hold, own_servers};
 const TTL: Duration = Duration::from_secs(3);
 const STRATEGY: &str = "&strategy=for-update";
 
-/// As the capabilities say: the lock is granted to another claim, whose token is higher, and the former holder learns of it by its next
-/// renewal. Before that, the replica refuses to lock.
+/// As the capabilities say: the lock is granted to another claim, whose token is higher, and the former holder learns
+/// of it by its next renewal. Before that, the replica refuses to lock.
 #[test]
 fn a_promoted_replica_grants_a_higher_token_and_the_former_holder_learns_of_it() {
     own_servers(|| async {

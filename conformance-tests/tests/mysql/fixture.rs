@@ -19,7 +19,8 @@ use super::stored::Stored;
 /// The user of clients has the least permissions, so that every case proves that they are enough.
 const CONTENTS: Contents = Contents { tables: SCHEMA, grants };
 
-/// A server that the variable `LEASEHOLD_MYSQL_URL` names is not stopped, and its settings for all users are not changed.
+/// A server that the variable `LEASEHOLD_MYSQL_URL` names is not stopped, and its settings for all users are not
+/// changed.
 pub(super) const NOT_OURS: Unsupported = Unsupported::withheld("the server of LEASEHOLD_MYSQL_URL is not ours");
 
 /// The time for clients to connect before a fault. They usually need some milliseconds.
@@ -37,7 +38,8 @@ const LEAST_CONNECTIONS: usize = 10;
 /// A client sends this before it uses a connection that was idle.
 const PING: &[u8] = &[1, 0, 0, 0, 14];
 
-/// A client sends this, after the length of the packet, before its first acquire on a connection: it reads the run of the server.
+/// A client sends this, after the length of the packet, before its first acquire on a connection: it reads the run of
+/// the server.
 const READING: &[u8] = b"\0\x03SELECT LEFT(SHA2(";
 
 /// The most connections that hold requests.
@@ -146,7 +148,8 @@ impl<S: Strategy> StrategyFixture<S> {
         }
     }
 
-    /// Uses up all connections but those that are reserved for administrators: of the server, or of the user if others use the server.
+    /// Uses up all connections but those that are reserved for administrators: of the server, or of the user if others
+    /// use the server.
     fn fill_connections(&self) {
         let server = self.server();
         let (limit, is_shared) = (LEAST_CONNECTIONS, server.is_shared());
@@ -270,8 +273,8 @@ impl<S: Strategy> Fixture for StrategyFixture<S> {
     }
 
     async fn deliver(&self) {
-        // The server has a thread for each connection, which may still have to read its socket. A connection that is being opened may hold
-        // bytes again.
+        // The server has a thread for each connection, which may still have to read its socket. A connection that is
+        // being opened may hold bytes again.
         for _ in 0..MAX_HOLDING {
             self.path.proxy().deliver_oldest();
             let mut before = None;

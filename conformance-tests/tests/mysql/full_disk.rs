@@ -1,10 +1,12 @@
-//! A server that is really full. In the suite, a trigger gives the error of a full table (`ServerFault::Fill`). Here nothing is simulated.
+//! A server that is really full. In the suite, a trigger gives the error of a full table (`ServerFault::Fill`). Here
+//! nothing is simulated.
 //!
-//! - With a full disk, the file system of the data folder has no block left, because of a file that is not the server's. A write that needs
-//!   a new block fails (`ENOSPC`), and the server answers by itself. InnoDB still writes to the blocks that it has.
-//! - With a full tablespace, InnoDB has one file that may not grow, and a table of the user has used it up. Then InnoDB has no page for its
-//!   undo log either, so it refuses every write, even those that would make room. This also works where a process cannot mount a file
-//!   system.
+//! - With a full disk, the file system of the data folder has no block left, because of a file that is not the
+//!   server's. A write that needs a new block fails (`ENOSPC`), and the server answers by itself. InnoDB still writes
+//!   to the blocks that it has.
+//! - With a full tablespace, InnoDB has one file that may not grow, and a table of the user has used it up. Then InnoDB
+//!   has no page for its undo log either, so it refuses every write, even those that would make room. This also works
+//!   where a process cannot mount a file system.
 
 use std::time::Duration;
 
@@ -17,8 +19,8 @@ use super::support::{SOON, Stopwatch, client, hold, own_servers};
 
 const TTL: Duration = Duration::from_secs(3);
 
-/// Acquires locks until one is refused: what the server has allocated before takes some. A refused acquire fails with `Capacity` within its
-/// bound, also if it would wait.
+/// Acquires locks until one is refused: what the server has allocated before takes some. A refused acquire fails with
+/// `Capacity` within its bound, also if it would wait.
 async fn until_refused(client: &LockClient) -> Vec<LockGuard> {
     let mut taken = Vec::new();
     let refused = loop {
@@ -36,7 +38,8 @@ async fn until_refused(client: &LockClient) -> Vec<LockGuard> {
     taken
 }
 
-/// Renewals and releases of held locks need no room, nor do grants of locks that have rows. When there is room again, locks are granted again.
+/// Renewals and releases of held locks need no room, nor do grants of locks that have rows. When there is room again,
+/// locks are granted again.
 async fn on_a_full_disk(fixture: &MySqlFixture) {
     let (ann, bob) = (client(fixture, TTL).await, client(fixture, TTL).await);
     let (held, released) = (hold(&ann, "held").await, hold(&ann, "released").await);
@@ -89,7 +92,8 @@ fn a_full_disk_refuses_new_locks_and_keeps_held_ones() {
     });
 }
 
-/// A lease that is a row cannot be renewed or released: its holder learns of that in time. One that is a transaction writes nothing.
+/// A lease that is a row cannot be renewed or released: its holder learns of that in time. One that is a transaction
+/// writes nothing.
 #[test]
 fn a_server_that_can_write_nothing_makes_no_second_holder() {
     own_servers(|| async {

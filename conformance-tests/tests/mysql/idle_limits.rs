@@ -1,4 +1,5 @@
-//! What ends a connection that seems to be idle: limits of the server and of proxies. A lease by `SELECT … FOR UPDATE` must outlast them.
+//! What ends a connection that seems to be idle: limits of the server and of proxies. A lease by `SELECT … FOR UPDATE`
+//! must outlast them.
 
 use std::time::Duration;
 
@@ -109,8 +110,8 @@ fn a_lease_is_used_more_often_than_idle_connections_are_closed() {
     });
 }
 
-/// The uses of its connection do not make a lease last longer, nor end it early: after its holder is cut off, the server ends it after the
-/// rest of its ttl.
+/// The uses of its connection do not make a lease last longer, nor end it early: after its holder is cut off, the
+/// server ends it after the rest of its ttl.
 #[test]
 fn a_lease_ends_with_its_ttl_although_its_connection_is_used() {
     own_servers(|| async {

@@ -1,5 +1,5 @@
-//! A server that takes the place of another one, or that lost data in a crash, grants no lock until the leases have ended that it may not
-//! know of.
+//! A server that takes the place of another one, or that lost data in a crash, grants no lock until the leases have
+//! ended that it may not know of.
 
 use std::time::{Duration, Instant};
 

@@ -20,8 +20,8 @@ where
     leasehold_conformance::run(leasehold_conformance::DEADLINE, || async { case(MySqlFixture::new().await).await });
 }
 
-/// Runs a case that starts servers of its own. If the variable names a server, such a case says nothing about that server: it is reported
-/// as unsupported.
+/// Runs a case that starts servers of its own. If the variable names a server, such a case says nothing about that
+/// server: it is reported as unsupported.
 pub(super) fn own_servers<C, F>(case: C)
 where
     C: FnOnce() -> F + Send + 'static,

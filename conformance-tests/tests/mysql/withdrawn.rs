@@ -1,4 +1,5 @@
-//! What the server keeps of claims that were withdrawn, and of the ttls in use. The library would report the same without it.
+//! What the server keeps of claims that were withdrawn, and of the ttls in use. The library would report the same
+//! without it.
 
 use std::time::Duration;
 

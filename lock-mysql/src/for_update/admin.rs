@@ -15,8 +15,8 @@ use crate::errors::{Failure, other_format};
 use crate::sql::{duration, get};
 use crate::strategy;
 
-const PERMISSIONS: &str = "to end the lease of another user, this one needs the permissions PROCESS and CONNECTION ADMIN \
-     (CONNECTION_ADMIN on MySQL)";
+const PERMISSIONS: &str = "to end the lease of another user, this one needs the permissions PROCESS and \
+     CONNECTION ADMIN (CONNECTION_ADMIN on MySQL)";
 
 /// Decodes a row of [`statements::STATE`] for display; `None` for another format.
 fn read_row(row: &MySqlRow) -> Result<Option<LockInfo>, Failure> {

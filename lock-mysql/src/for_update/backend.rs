@@ -119,7 +119,7 @@ impl ForUpdate {
     }
 }
 
-/// A place that is to be renewed.
+/// A place to renew.
 struct Place<'a> {
     index: usize,
     request: &'a RenewRequest,
@@ -336,8 +336,8 @@ impl Examine for ForUpdate {
     }
 }
 
-const CUT: &str = "the connection of a lease breaks, or somebody ends it: the server grants the lock to the next claim at once, and the \
-     holder learns of it when it uses the connection again, within `keepalive` (3 s)";
+const CUT: &str = "the connection of a lease breaks, or somebody ends it: the server grants the lock to the next claim \
+     at once, and the holder learns of it when it uses the connection again, within `keepalive` (3 s)";
 const FAILOVER: &str =
     "an asynchronous failover promotes a replica: the former holders do not know that their leases have ended";
 const CRASH: &str = "the server loses acknowledged writes in a crash (`innodb_flush_log_at_trx_commit` other than 1)";

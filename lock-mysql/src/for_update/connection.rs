@@ -25,7 +25,8 @@ pub(super) struct Endpoint {
 pub(super) struct Connection<'a> {
     checkout: Checkout<'a>,
     pub(super) endpoint: Endpoint,
-    /// When the server was started, in seconds since the Unix epoch by its wall clock. A step of that clock does not change it.
+    /// When the server was started, in seconds since the Unix epoch by its wall clock. A step of that clock does not
+    /// change it.
     pub(super) started: u64,
     /// The server's uptime when the connection was opened, and when that was.
     uptime: (Duration, Instant),
@@ -77,8 +78,8 @@ impl<'a> Connection<'a> {
         locked(self.checkout.fetch_text(statements, until).await?.first())
     }
 
-    /// Waits for the row and locks it. Returns whether it is locked. Sets `is_used` when the server has replied that another connection
-    /// holds, and waits for it.
+    /// Waits for the row and locks it. Returns whether it is locked. Sets `is_used` when the server has replied that
+    /// another connection holds, and waits for it.
     pub(super) async fn wait(
         &mut self,
         statements: String,
@@ -116,7 +117,8 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// As [`Self::end`], of a lease. Sets `was_held` when the server has replied to the first statement: the row was still locked then.
+    /// As [`Self::end`], of a lease. Sets `was_held` when the server has replied to the first statement: the row was
+    /// still locked then.
     pub(super) async fn release(
         mut self,
         statements: &str,
@@ -130,7 +132,8 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
-    /// Runs the statements that end the transaction, and returns the connection to the pool unless `may_return` denies it.
+    /// Runs the statements that end the transaction, and returns the connection to the pool unless `may_return` denies
+    /// it.
     pub(super) async fn end(
         mut self,
         statements: String,
@@ -143,11 +146,11 @@ impl<'a> Connection<'a> {
     }
 }
 
-const CLUSTER: &str = "`strategy=for-update` needs one server that accepts writes: the nodes of Galera and of group replication do not \
-     share the locks of rows. Use `strategy=row`";
+const CLUSTER: &str = "`strategy=for-update` needs one server that accepts writes: the nodes of Galera and of group \
+     replication do not share the locks of rows. Use `strategy=row`";
 
-const LIMITED: &str = "`strategy=for-update` needs connections whose transactions may be idle and whose statements may take long, and this one \
-     has a limit, which the client could not set to 0: is there a proxy in between?";
+const LIMITED: &str = "`strategy=for-update` needs connections whose transactions may be idle and whose statements may \
+     take long, and this one has a limit, which the client could not set to 0: is there a proxy in between?";
 
 fn is_zero(limit: &str) -> bool {
     limit.parse::<f64>() == Ok(0.0)

@@ -1,11 +1,11 @@
-//! The fencing tokens, and which connections exist. All on connections for calls, each statement a transaction of its own.
+//! The fencing tokens, and which connections exist. All on connections for calls, each statement a transaction of its
+//! own.
 
 use std::collections::HashSet;
-
-use leasehold_core::FencingToken;
-use leasehold_core::{Error, ErrorKind};
-use sqlx::mysql::MySqlRow;
 use std::time::Duration;
+
+use leasehold_core::{Error, ErrorKind, FencingToken};
+use sqlx::mysql::MySqlRow;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::connection::Endpoint;
@@ -24,7 +24,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Raised {
     To(FencingToken),
-    /// For so long an earlier holder may believe in a lease that a restart of the server has ended.
+    /// How long an earlier holder may still trust a lease that a restart of the server has ended.
     NotBefore(Duration),
 }
 
@@ -74,8 +74,8 @@ pub(super) async fn holds(pool: &Pool, of: &Statements, id: u64, until: Instant)
     Ok(get::<i64>(rows.first().ok_or(Failure::UnexpectedReply)?, 0)? == 1)
 }
 
-/// Returns `true` when the server shows that a connection waits for a row, and `false` if it does not within the time, or when nobody
-/// needs to know any more.
+/// Returns `true` when the server shows that a connection waits for a row, and `false` if it does not within the time,
+/// or when the answer is not needed any more.
 pub(super) async fn waits(
     pool: &Pool,
     statement: String,
@@ -116,7 +116,8 @@ pub(super) async fn kill(pool: &Pool, what: Kill, endpoint: &Endpoint, until: In
     }
 }
 
-/// Ends a connection at the server, and returns when the server has rolled its transaction back. Returns whether it existed.
+/// Ends a connection at the server, and returns when the server has rolled its transaction back. Returns whether it
+/// existed.
 pub(super) async fn end(pool: &Pool, endpoint: &Endpoint, until: Instant) -> Result<bool, Failure> {
     if !kill(pool, Kill::Connection, endpoint, until).await? {
         return Ok(false);

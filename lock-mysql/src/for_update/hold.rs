@@ -37,8 +37,8 @@ impl Lease {
         self.sent.1 + self.ttl
     }
 
-    /// When the connection is to be used again, at the latest `keepalive` after its last use: a whole number of seconds before the lease
-    /// ends, so that a new `wait_timeout` ends it at the same time. `None`: the lease ends before.
+    /// When the connection must be used again, at the latest `keepalive` after its last use: a whole number of seconds
+    /// before the lease ends, so that a new `wait_timeout` ends it at the same time. `None`: the lease ends before.
     fn next_use(&self, keepalive: Duration) -> Option<Instant> {
         let left = self.ends().checked_duration_since(self.used + keepalive)?;
         let seconds = whole_seconds(left);
@@ -106,7 +106,8 @@ impl Task {
         }
     }
 
-    /// Uses the connection, so that nothing on the path closes it because it seems to be idle. The lease does not last longer by that.
+    /// Uses the connection, so that nothing on the path closes it because it seems to be idle. The lease does not last
+    /// longer by that.
     async fn keep_warm(&self, connection: &mut Connection<'_>, lease: &mut Lease) -> Result<(), Failure> {
         let now = Instant::now();
         let left = lease.ends().saturating_duration_since(now);
@@ -180,7 +181,8 @@ impl Task {
 mod tests {
     use super::*;
 
-    /// The uses are at most `keepalive` apart, a whole number of seconds before the end, and none is in the last second.
+    /// The uses are at most `keepalive` apart, a whole number of seconds before the end, and none is in the last
+    /// second.
     #[test]
     fn a_connection_is_used_soon_and_does_not_outlast_its_lease() {
         let begin = Instant::now();

@@ -1,6 +1,8 @@
-//! `SELECT … FOR UPDATE` (`strategy=for-update`): a lease is an open transaction that has locked a row, on a connection of its own.
+//! `SELECT … FOR UPDATE` (`strategy=for-update`): a lease is an open transaction that has locked a row, on a connection
+//! of its own.
 //!
-//! The server ends the lease when it hears nothing from the connection for the ttl (`wait_timeout`), and at once when the connection ends.
+//! The server ends the lease when it hears nothing from the connection for the ttl (`wait_timeout`), and at once when
+//! the connection ends.
 
 mod admin;
 mod backend;

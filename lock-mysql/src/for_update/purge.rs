@@ -23,7 +23,7 @@ impl Purge for ForUpdate {
         until: Instant,
     ) -> Result<Option<(Vec<u8>, u64)>, Failure> {
         let mut connection = Connection::take(pool, until).await?;
-        // The ttl of a lease that a restart has ended is needed until the server has run for so long.
+        // The ttl of a lease that a restart has ended is needed until the server has run for that ttl.
         let uptime = connection.uptime().as_secs();
         let rows = connection.fetch(statements::purgeable(after, retention, uptime), until).await?;
         let last = match rows.last() {

@@ -37,7 +37,7 @@ impl Phase {
     }
 }
 
-/// What the task of a claim that holds is to do.
+/// What a call asks of the task of a claim that holds.
 pub(super) enum Command {
     Renew {
         ttl: Duration,
@@ -50,8 +50,8 @@ pub(super) enum Command {
     },
 }
 
-/// Which connection a task uses. A connection that returns to the pool may be used by another claim at once. So the task does not return
-/// it while somebody else may end it or its statement.
+/// Which connection a task uses. A connection that returns to the pool may be used by another claim at once. So the
+/// task does not return it while a call may still end it or its statement.
 #[derive(Default)]
 pub(super) struct Ownership {
     owned: Mutex<Owned>,
@@ -61,7 +61,7 @@ pub(super) struct Ownership {
 #[derive(Default)]
 struct Owned {
     endpoint: Option<Endpoint>,
-    /// Somebody may end the connection or its statement.
+    /// A call may still end the connection or its statement.
     is_condemned: bool,
     /// The claim does not want the lock any more.
     is_cancelled: bool,
@@ -124,7 +124,8 @@ impl Ownership {
         std::mem::take(&mut lock(&self.owned).was_released)
     }
 
-    /// A claim that has waited gets this error. Returns whether it is refused: if its connection alone was at fault, it may wait again.
+    /// A claim that has waited gets this error. Returns whether it is refused: if its connection alone was at fault, it
+    /// may wait again.
     pub(super) fn note_refusal(&self, error: &Error) -> bool {
         let is_refused = !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Indeterminate);
         lock(&self.owned).refusal = is_refused.then(|| error.clone());
@@ -218,7 +219,7 @@ impl Slot {
         Some((handle, false))
     }
 
-    /// The task that is to end. A claim whose requests are in doubt gets no lease any more.
+    /// The task that must end. A claim whose requests are in doubt gets no lease any more.
     pub(super) fn leave(&self, delivery: Delivery) -> Option<Arc<Handle>> {
         let mut state = lock(&self.0);
         state.is_withdrawn |= delivery == Delivery::InDoubt;
@@ -255,7 +256,7 @@ mod tests {
 
     /// Otherwise `KILL` would end the lease of the claim that uses the connection next.
     #[test]
-    fn a_connection_that_somebody_may_end_is_not_returned() {
+    fn a_connection_that_a_call_may_end_is_not_returned() {
         let endpoint = || Endpoint { id: 7, host: "localhost:1".to_owned() };
         let ownership = Ownership::default();
         assert!(ownership.take(endpoint()) && ownership.condemn() == Some(endpoint()));

@@ -1,9 +1,11 @@
 //! The SQL of `SELECT … FOR UPDATE`, as text: one packet carries several statements.
 //!
-//! The connection that has locked a row also has a named lock, from just after it has locked the row until just before it unlocks it. The
-//! named lock shows which connection holds: `IS_USED_LOCK` needs no permission, and is right after a crash or a restart too.
+//! The connection that has locked a row also has a named lock, from just after it has locked the row until just before
+//! it unlocks it. The named lock shows which connection holds: `IS_USED_LOCK` needs no permission, and is right after a
+//! crash or a restart too.
 //!
-//! MySQL 8 and 9 and MariaDB accept these statements. `/*M! … */` is for MariaDB only, and `/*!80000 … */` for MySQL only.
+//! MySQL 8 and 9 and MariaDB accept these statements. `/*M! … */` is for MariaDB only, and `/*!80000 … */` for MySQL
+//! only.
 
 use std::time::Duration;
 
@@ -27,9 +29,10 @@ pub(super) const OTHER_FORMAT: u64 = u64::MAX;
 pub(crate) const PREPARED: &[&str] =
     &["SELECT fence FROM leasehold_fences WHERE name = ?", "SELECT name FROM leasehold_for_update WHERE name = ?"];
 
-/// For a connection that locks rows: no limits of the server for transactions that are idle and for statements that take long, but for
-/// `wait_timeout`, and what [`Connection`](super::connection::Connection) needs to know. With strict SQL mode the server refuses a value
-/// beyond its own maximum. It shows the values at the end, because a proxy may have kept the settings from it.
+/// For a connection that locks rows: no limits of the server for transactions that are idle and for statements that
+/// take long, but for `wait_timeout`, and what [`Connection`](super::connection::Connection) needs to know. With strict
+/// SQL mode the server refuses a value beyond its own maximum. It shows the values at the end, because a proxy may have
+/// kept the settings from it.
 pub(super) const LEASES: SetUp = SetUp {
     statements: &[],
     facts: "\
@@ -54,8 +57,8 @@ pub(super) const LIMITS: [&str; 5] = [
     "max_execution_time",
 ];
 
-/// How long one statement waits for a row, in seconds. While it waits, `FLUSH TABLES WITH READ LOCK` waits for it, and all writers of the
-/// server wait for that.
+/// How long one statement waits for a row, in seconds. While it waits, `FLUSH TABLES WITH READ LOCK` waits for it, and
+/// all writers of the server wait for that.
 const SLICE: u64 = 1;
 
 /// How long a connection of the pool may be idle, in seconds.
@@ -64,7 +67,8 @@ const IDLE: u64 = 3600;
 /// A higher token, at least the server's time in µs.
 const NOW_MICROS: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
-/// The named lock of a lock in this database. Names of named locks have at most 64 characters and are those of the whole server.
+/// The named lock of a lock in this database. Names of named locks have at most 64 characters and are those of the
+/// whole server.
 fn named_lock(name: &str) -> String {
     format!("CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', {name}), 256), 40))")
 }
@@ -104,9 +108,9 @@ impl Statements {
         Self { named_lock: named_lock(&name), name }
     }
 
-    /// Inserts the row if there is none, begins a transaction, and locks the row. Returns a row if it is locked: whether the connection
-    /// also has the named lock. A client that is cut off keeps the row for `ttl` seconds. [`IfTaken::Wait`] returns a row before that: the
-    /// connection that holds, if there is one.
+    /// Inserts the row if there is none, begins a transaction, and locks the row. Returns a row if it is locked:
+    /// whether the connection also has the named lock. A client that is cut off keeps the row for `ttl` seconds.
+    /// [`IfTaken::Wait`] returns a row before that: the connection that holds, if there is one.
     ///
     /// To lock a row that does not exist would lock the gap, and then inserts deadlock.
     pub(super) fn lock(&self, if_taken: IfTaken, ttl: u64) -> String {
@@ -163,10 +167,10 @@ impl Statements {
         format!("COMMIT; SET SESSION wait_timeout = {IDLE}")
     }
 
-    /// Raises the token, if the connection holds, no earlier holder may still believe in a lease that a restart of the server has ended, and
-    /// the clients of the database use this strategy. Returns the token, whether the connection still held afterwards (the row was then
-    /// locked all the time, and no other claim raised the token), for how many seconds an earlier holder may believe, and the format of the
-    /// row that names the strategy (see `strategy`).
+    /// Raises the token, if the connection holds, no earlier holder may still believe in a lease that a restart of the
+    /// server has ended, and the clients of the database use this strategy. Returns the token, whether the connection
+    /// still held afterwards (the row was then locked all the time, and no other claim raised the token), for how many
+    /// seconds an earlier holder may believe, and the format of the row that names the strategy (see `strategy`).
     pub(super) fn raise(&self, by: &Grantee<'_>) -> String {
         let (Self { name, named_lock }, &Grantee { id, started, uptime, ttl, holder }) = (self, by);
         let holder = literal(holder);
@@ -217,8 +221,8 @@ impl Statements {
         )
     }
 
-    /// Ends the connection that holds. A connection that has released the lock, and may keep another lease, stays: the server then replies
-    /// that there is no such connection.
+    /// Ends the connection that holds. A connection that has released the lock, and may keep another lease, stays: the
+    /// server then replies that there is no such connection.
     pub(super) fn end_holder(&self, id: u64, host: &str) -> String {
         kill_if(Kill::Connection, id, host, &format!(" AND IS_USED_LOCK({}) = {id}", self.named_lock))
     }
@@ -237,7 +241,8 @@ impl Statements {
         )
     }
 
-    /// The state of the lock, as [`STATE`], and then the number of claims that wait for it, of those that the server shows to this user.
+    /// The state of the lock, as [`STATE`], and then the number of claims that wait for it, of those that the server
+    /// shows to this user.
     pub(super) fn inspect(&self) -> String {
         let name = &self.name;
         let wait = self.select().replace('%', "\\%").replace('_', "\\_").replace('\'', "''");
@@ -246,9 +251,9 @@ impl Statements {
         )
     }
 
-    /// Begins a transaction, and raises the token in it if it is `token` and the lock is held. Returns the number of changed rows, the
-    /// raised token, the connection that holds, and its address if the server shows it to this user. No claim is granted the lock until
-    /// the transaction ends.
+    /// Begins a transaction, and raises the token in it if it is `token` and the lock is held. Returns the number of
+    /// changed rows, the raised token, the connection that holds, and its address if the server shows it to this user.
+    /// No claim is granted the lock until the transaction ends.
     pub(super) fn outdate(&self, token: u64) -> String {
         let Self { name, named_lock } = self;
         format!(
@@ -268,9 +273,9 @@ impl Statements {
     }
 }
 
-/// The columns of a lock's state: the format is known, held, token, rest of the lease in ms, holder, name, and whether the server shows
-/// the connection of the lease. Without the permission `PROCESS` it shows those of the own user only. MySQL tells the time of a connection
-/// in seconds.
+/// The columns of a lock's state: the format is known, held, token, rest of the lease in ms, holder, name, and whether
+/// the server shows the connection of the lease. Without the permission `PROCESS` it shows those of the own user only.
+/// MySQL tells the time of a connection in seconds.
 pub(super) const STATE: &str = concat!(
     "SELECT f.format = ",
     this_format!(),
@@ -293,8 +298,8 @@ pub(super) const COUNT: &str = "SELECT COUNT(CASE WHEN \
 IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', name), 256), 40))) IS NOT NULL THEN 1 END), COUNT(*) \
 FROM leasehold_fences";
 
-/// Whether the lease with this token is current. Locks the row of the token until the end of the transaction: others can read it, and
-/// nobody can raise it. Binds name, token, name, the connection.
+/// Whether the lease with this token is current. Locks the row of the token until the end of the transaction: others
+/// can read it, and nobody can raise it. Binds name, token, name, the connection.
 pub(crate) const FENCE: &str = concat!(
     "SELECT 1 FROM leasehold_fences WHERE name = ? AND fence = ? AND format = ",
     this_format!(),
@@ -319,8 +324,8 @@ pub(super) enum Kill {
 pub(super) const RAISE_TOKEN: &str = "COMMIT";
 pub(super) const KEEP_TOKEN: &str = "ROLLBACK";
 
-/// Ends the connection with a number, or its statement, if it has this address. Otherwise the server replies that there is no such
-/// connection.
+/// Ends the connection with a number, or its statement, if it has this address. Otherwise the server replies that there
+/// is no such connection.
 pub(super) fn kill(what: Kill, id: u64, host: &str) -> String {
     kill_if(what, id, host, "")
 }
@@ -340,8 +345,8 @@ fn kill_if(what: Kill, id: u64, host: &str, condition: &str) -> String {
 /// The number of rows that one [`purgeable`] reads.
 pub(super) const PURGE_ROWS: usize = 100;
 
-/// Whether a lock's rows may be removed: the next token, which is at least the server's time, is higher than that of the row even if the
-/// clock is set back by up to the retention. And the server has run for the ttl of the last lease.
+/// Whether a lock's rows may be removed: the next token, which is at least the server's time, is higher than that of
+/// the row even if the clock is set back by up to the retention. And the server has run for the ttl of the last lease.
 fn may_be_removed(retention: Duration, uptime: u64) -> String {
     let retention = retention.as_micros();
     format!(

@@ -1,10 +1,11 @@
 //! The task of a claim. It owns the connection that locks the row, and runs on the keeper's runtime.
 //!
-//! The task runs each statement to its end. Callers wait for it with a bound of their own. So a call that is dropped or takes long leaves the
-//! connection in order, and a reply that comes late still counts.
+//! The task runs each statement to its end. Callers wait for it with a bound of their own. So a call that is dropped or
+//! takes long leaves the connection in order, and a reply that comes late still counts.
 //!
-//! The order of a grant: the row is locked; another connection raises the token in a transaction of its own, and checks that the row is
-//! still locked; a statement on the own connection proves it too, and starts the ttl. The validity counts from that statement.
+//! The order of a grant: the row is locked; another connection raises the token in a transaction of its own, and checks
+//! that the row is still locked; a statement on the own connection proves it too, and starts the ttl. The validity
+//! counts from that statement.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -87,11 +88,13 @@ impl Task {
                 }
             }
             Err(NoLease::Cancelled) => {
-                // At once, because it may have locked the row, and others wait for it. In packets of one statement: the server sends no reply
-                // to the rest of a packet when `KILL QUERY` arrives between two of its statements.
+                // At once, because it may have locked the row, and others wait for it. In packets of one statement: the
+                // server sends no reply to the rest of a packet when `KILL QUERY` arrives between two of its
+                // statements.
                 for statement in self.request.statements.unlock_one_by_one() {
                     if connection.execute(statement, self.until()).await.is_err() {
-                        // `KILL QUERY` has met it. The named lock is released before the row, so this waits for the statements below.
+                        // `KILL QUERY` has met it. The named lock is released before the row, so this waits for the
+                        // statements below.
                         break;
                     }
                 }
@@ -152,7 +155,7 @@ impl Task {
                 Ok(false) if !self.request.waits => {
                     return Err(NoLease::Contended { retry_after: *place_ttl, leave: Statements::leave() });
                 }
-                // The row was removed; another client inserts it; somebody else has cancelled the statement.
+                // The row was removed; another client inserts it; an operator has cancelled the statement.
                 Ok(false) | Err(Failure::Conflict(_)) => {}
                 Err(failure) => return Err(failure.into()),
             }
@@ -165,7 +168,8 @@ impl Task {
         let Request { statements, place_ttl, .. } = &self.request;
         let waits = statements.waits(connection.endpoint.id);
         let (lock, is_used) = (statements.lock(IfTaken::Wait, place_ttl.as_secs()), AtomicBool::new(false));
-        // The renewals of the place check that the connection exists. Statements of operators may delay a slice, so it has no bound.
+        // The renewals of the place check that the connection exists. Statements of operators may delay a slice, so it
+        // has no bound.
         let slices = async {
             loop {
                 match connection.wait(lock.clone(), &is_used, Instant::now() + FOREVER).await {
@@ -181,8 +185,8 @@ impl Task {
         if self.is_waiting() || is_used.load(Ordering::Relaxed) {
             self.has_place();
         } else {
-            // On a connection of its own, because others are needed for the grant, and in a task of its own, because a query that is dropped
-            // closes its connection.
+            // On a connection of its own, because others are needed for the grant, and in a task of its own, because a
+            // query that is dropped closes its connection.
             let (pool, until) = (self.connections.renewals.pool()?, self.until());
             let (needed, is_needed) = tokio::sync::oneshot::channel::<()>();
             let placed = tokio::spawn(async move {
@@ -267,8 +271,8 @@ impl Task {
         }
     }
 
-    /// Ends the connection, which may still have locked the row. The server ends it after the ttl otherwise. Returns whether the
-    /// connection existed; `None` if that is not known.
+    /// Ends the connection, which may still have locked the row. The server ends it after the ttl otherwise. Returns
+    /// whether the connection existed; `None` if that is not known.
     pub(super) async fn end_connection(&self) -> Option<bool> {
         let (Ok(pool), Some(endpoint)) = (self.connections.calls.pool(), self.connection.condemn()) else {
             return None;

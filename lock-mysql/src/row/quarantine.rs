@@ -1,7 +1,7 @@
 //! Withholds new grants after a failover or a restart that may have lost leases.
 //!
-//! Each connection reads the run of the server before its first acquire. `leasehold_core::backend::restart` decides what follows, and
-//! `run` says what a run is.
+//! Each connection reads the run of the server before its first acquire. `leasehold_core::backend::restart` decides
+//! what follows, and `run` says what a run is.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -17,8 +17,8 @@ use crate::row::run::{State, read_after};
 /// Prepares the acquire of a lease with this ttl on a connection.
 ///
 /// # Errors
-/// `NotSent`: no new grants for the time that the error states. Otherwise the run of the server cannot be read, or other clients cannot be
-/// told that the ttl is in use, and the acquire must not be sent.
+/// `NotSent`: no new grants for the time that the error states. Otherwise the run of the server cannot be read, or
+/// other clients cannot be told that the ttl is in use, and the acquire must not be sent.
 pub(crate) async fn before_acquire(
     connection: &mut Checkout<'_>,
     epoch: &Mutex<Epoch>,
@@ -33,7 +33,8 @@ pub(crate) async fn before_acquire(
     }
 }
 
-/// Prepares the renewal of leases to this ttl: it tells other clients that the ttl is in use. A quarantine ends no lease.
+/// Prepares the renewal of leases to this ttl: it tells other clients that the ttl is in use. A quarantine ends no
+/// lease.
 ///
 /// # Errors
 /// The run of the server cannot be read, or other clients cannot be told.
@@ -60,7 +61,8 @@ async fn read(
     until: Instant,
 ) -> Result<Quarantine, Failure> {
     let mut change = None;
-    // Terminates: a client whose change had no effect reads what another one wrote, and every write has what all must know.
+    // Terminates: a client whose change had no effect reads what another one wrote, and every write has what all must
+    // know.
     loop {
         let requested = Instant::now();
         let state = State::decode(&connection.fetch_text(read_after(change), until).await?)?;

@@ -1,7 +1,7 @@
 //! The locks that a client has released and not acquired since.
 //!
-//! An acquire of such a lock mostly finds its row, and finds it free. So it sends a statement for that first, which costs the server a third
-//! less than the one for all cases. A wrong guess costs one round trip.
+//! An acquire of such a lock mostly finds its row, and finds it free. So it sends a statement for that first, which
+//! costs the server a third less than the one for all cases. A wrong guess costs one round trip.
 
 use std::collections::HashSet;
 use std::sync::Mutex;

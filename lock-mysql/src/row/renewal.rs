@@ -1,7 +1,8 @@
 //! Renews many leases in one round trip.
 //!
-//! A user's transaction may keep a row locked: a fenced write does so until its end. So the update skips such rows, and the query in the same
-//! packet says which rows it has changed. A time limit instead would take a slow path for a locked row.
+//! A user's transaction may keep a row locked: a fenced write does so until its end. So the update skips such rows, and
+//! the query in the same packet says which rows it has changed. A time limit instead would take a slow path for a
+//! locked row.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -22,8 +23,8 @@ use crate::row::rows::{self, Rows};
 use crate::row::statements::{RENEW_ROWS, renew_rows};
 use crate::sql::{bytes, get, micros};
 
-/// The renewals that wait for the connection. Those that came while a packet was on its way are sent together: on a slow path, a packet for
-/// each call would take longer than the leases last.
+/// The renewals that wait for the connection. Those that came while a packet was on its way are sent together: on a
+/// slow path, a packet for each call would take longer than the leases last.
 pub(crate) struct Renewals {
     rows: Arc<Rows>,
     waiting: Mutex<Vec<Renewal>>,

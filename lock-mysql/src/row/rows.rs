@@ -90,7 +90,8 @@ impl Rows {
             if done.rows_affected() > 0 {
                 return Ok((sent, Acquired::Granted(FencingToken::new(done.last_insert_id()))));
             }
-            // A client that wants a lock again, which it has just released, would otherwise always be faster than the claims that poll.
+            // A client that wants a lock again, which it has just released, would otherwise always be faster than the
+            // claims that poll.
             if request.on_contention == OnContention::Queue {
                 let rows = connection.fetch(sqlx::query(IS_WANTED).bind(bytes(claim.name())), until).await?;
                 if get::<i64>(rows.first().ok_or(Failure::UnexpectedReply)?, 0)? != 0 {
@@ -124,12 +125,12 @@ impl Rows {
         Ok((sent, acquired))
     }
 
-    /// Ends the lease of a claim. Returns whether the claim held the lock. `first` is the outcome of a first attempt, over the connection of
-    /// the claim's turn.
+    /// Ends the lease of a claim. Returns whether the claim held the lock. `first` is the outcome of a first attempt,
+    /// over the connection of the claim's turn.
     ///
-    /// The server may have closed a connection that was idle, and the request is lost then. So after a broken connection this asks once more on
-    /// another one. If the claim holds its lease until then, the first request had no effect, and cannot have one later. Otherwise the outcome
-    /// stays unknown.
+    /// The server may have closed a connection that was idle, and the request is lost then. So after a broken
+    /// connection this asks once more on another one. If the claim holds its lease until then, the first request had no
+    /// effect, and cannot have one later. Otherwise the outcome stays unknown.
     pub(crate) async fn release(
         &self,
         claim: &Claim,

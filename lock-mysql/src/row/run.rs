@@ -1,8 +1,8 @@
 //! The run of the server, and the row that names it: what a client reads and writes to decide on a quarantine.
 //!
-//! A server that keeps what it acknowledged has one run until another server takes its place. A run of any other server ends with a
-//! restart. The row also says since when its clients use a run, because a server that takes the place of another one may have been up for
-//! long, and a client may live for less than a quarantine lasts.
+//! A server that keeps what it acknowledged has one run until another server takes its place. A run of any other server
+//! ends with a restart. The row also says since when its clients use a run, because a server that takes the place of
+//! another one may have been up for long, and a client may live for less than a quarantine lasts.
 
 use std::time::Duration;
 
@@ -21,11 +21,12 @@ macro_rules! row {
     };
 }
 
-/// The server: what tells it from others, the start of its run in seconds if it is not durable, whether it is read-only, its time in µs;
-/// and the row of the run: format, the server that was last seen, since when in µs, the epoch key.
+/// The server: what tells it from others, the start of its run in seconds if it is not durable, whether it is
+/// read-only, its time in µs; and the row of the run: format, the server that was last seen, since when in µs, the
+/// epoch key.
 ///
-/// Each of the comments is executed by either MySQL or MariaDB, which has no `server_uuid`. `Uptime` is the time of the statement minus
-/// that of the start, both in whole seconds, so the difference has the same value for the whole run.
+/// Each of the comments is executed by either MySQL or MariaDB, which has no `server_uuid`. `Uptime` is the time of the
+/// statement minus that of the start, both in whole seconds, so the difference has the same value for the whole run.
 const READ: &str = "\
 SELECT LEFT(SHA2(CONCAT_WS('/', /*!80000 @@server_uuid */ /*M!100600 @@hostname, @@port, @@server_id, @@datadir */), 256), 32), \
 IF(@@innodb_flush_log_at_trx_commit = 1, NULL, CAST(UNIX_TIMESTAMP() - (SELECT variable_value FROM \
@@ -115,8 +116,8 @@ impl State {
         })
     }
 
-    /// The rest of the second in which a run started that may lose data. Two runs can have started in one second, and then have one name:
-    /// neither may grant a lock within it.
+    /// The rest of the second in which a run started that may lose data. Two runs can have started in one second, and
+    /// then have one name: neither may grant a lock within it.
     pub(crate) fn starts_for(&self) -> Option<Duration> {
         let left = Duration::from_secs(self.server.started? + 1).saturating_sub(self.now);
         (!left.is_zero()).then_some(left)
@@ -143,7 +144,7 @@ impl State {
         }
     }
 
-    /// The statement that writes the epoch key, if nobody has changed the row.
+    /// The statement that writes the epoch key, if the row has not changed since it was read.
     pub(crate) fn write(&self, key: &str) -> String {
         let (seen, read): (&[u8], &str) = self.row.as_ref().map_or((&[], ""), |row| (&row.seen, &row.key));
         format!(

@@ -1,10 +1,13 @@
-//! The SQL of the row lease. Each operation is one statement, so the row's own lock makes it atomic at every isolation level.
+//! The SQL of the row lease. Each operation is one statement, so the row's own lock makes it atomic at every isolation
+//! level.
 //!
-//! - Time is `UTC_TIMESTAMP(6)`, the start of the statement. A statement that waits for the lock of the row ends a lease early and never
-//!   extends one. `SYSDATE` would depend on the wait, and `NOW` on the time zone of the session.
-//! - Results are returned by `LAST_INSERT_ID(expression)`, whose value is part of the reply. The number of affected rows does not tell an
-//!   insert from an update that changed nothing, because the client counts found rows. Only MariaDB has `RETURNING`.
-//! - An assignment sees the new values of the columns before it. So `fence` is first, and the columns that decide are last.
+//! - Time is `UTC_TIMESTAMP(6)`, the start of the statement. A statement that waits for the lock of the row ends a
+//!   lease early and never extends one. `SYSDATE` would depend on the wait, and `NOW` on the time zone of the session.
+//! - Results are returned by `LAST_INSERT_ID(expression)`, whose value is part of the reply. The number of affected
+//!   rows does not tell an insert from an update that changed nothing, because the client counts found rows. Only
+//!   MariaDB has `RETURNING`.
+//! - An assignment sees the new values of the columns before it. So `fence` is first, and the columns that decide are
+//!   last.
 //! - MySQL 8 and 9 and MariaDB accept these statements: they contain no `VALUES(column)`, row alias or `RETURNING`.
 
 use crate::sql::literal;
@@ -18,7 +21,8 @@ pub(crate) const OTHER_FORMAT: u64 = u64::MAX;
 /// The result of [`ACQUIRE`] for a claim that was withdrawn.
 pub(crate) const WAS_WITHDRAWN: u64 = u64::MAX - 1;
 
-/// The result of [`ACQUIRE`] has this bit if another claim holds the lock. The other bits are the rest of its lease in µs.
+/// The result of [`ACQUIRE`] has this bit if another claim holds the lock. The other bits are the rest of its lease in
+/// µs.
 pub(crate) const BUSY: u64 = 1 << 63;
 
 /// The result of [`WITHDRAW`] for a claim that held the lock.
@@ -72,16 +76,16 @@ macro_rules! may_have {
     };
 }
 
-/// The named lock of a lock in this database. Names of named locks have at most 64 characters, whose case does not matter, and are those
-/// of the whole server.
+/// The named lock of a lock in this database. Names of named locks have at most 64 characters, whose case does not
+/// matter, and are those of the whole server.
 macro_rules! named_lock {
     ($name:literal) => {
         concat!("CONCAT('leasehold.', LEFT(SHA2(CONCAT(DATABASE(), '/', ", $name, "), 256), 40))")
     };
 }
 
-/// Takes the row of a free lock. Affects no row if there is none, the lock is held, the claim was withdrawn, or a claim has the named lock. A
-/// smaller statement than [`ACQUIRE`], and no insert that the server tries first.
+/// Takes the row of a free lock. Affects no row if there is none, the lock is held, the claim was withdrawn, or a claim
+/// has the named lock. A smaller statement than [`ACQUIRE`], and no insert that the server tries first.
 ///
 /// Binds owner, holder, ttl, name, owner, name.
 pub(crate) const ACQUIRE_FREE: &str = concat!(
@@ -128,7 +132,8 @@ pub(crate) const ACQUIRE: &str = concat!(
     " + INTERVAL ? MICROSECOND), expires_at)",
 );
 
-/// Ends the lease of a claim that holds the lock. Changes only what ends the lease: a row whose size stays the same is changed in place.
+/// Ends the lease of a claim that holds the lock. Changes only what ends the lease: a row whose size stays the same is
+/// changed in place.
 macro_rules! release {
     ($name:literal, $owner:literal) => {
         concat!(
@@ -148,8 +153,8 @@ macro_rules! release {
 /// Ends the lease of the claim. Affects a row if the claim held the lock. Binds name, owner.
 pub(crate) const RELEASE: &str = release!("?", "?");
 
-/// Ends the lease of the claim and notes that the claim was withdrawn, so that a late acquire has no effect. The row's own lock puts the
-/// late acquire before or after this statement.
+/// Ends the lease of the claim and notes that the claim was withdrawn, so that a late acquire has no effect. The row's
+/// own lock puts the late acquire before or after this statement.
 ///
 /// Binds name, owner, ttl of the note; owner; owner, owner; ttl of the note; owner, owner.
 pub(crate) const WITHDRAW: &str = concat!(
@@ -184,7 +189,8 @@ pub(crate) const INSPECT: &str = concat!(
     ", holder, name FROM leasehold_locks WHERE name = ?",
 );
 
-/// The states of all locks whose names begin with a prefix, as [`INSPECT`], those that are held first. Binds prefix, prefix, limit.
+/// The states of all locks whose names begin with a prefix, as [`INSPECT`], those that are held first. Binds prefix,
+/// prefix, limit.
 pub(crate) const LIST: &str = concat!(
     "SELECT format = '1x', expires_at > ",
     now!(),
@@ -210,8 +216,8 @@ pub(crate) const COUNT: &str = concat!(
     " THEN 1 END), COUNT(*) FROM leasehold_locks WHERE name <> ''"
 );
 
-/// Whether a lease is current. Locks the row until the end of the transaction: others can read it, and nobody can change it. Binds name,
-/// owner, token.
+/// Whether a lease is current. Locks the row until the end of the transaction: others can read it, and nobody can
+/// change it. Binds name, owner, token.
 pub(crate) const FENCE: &str = concat!(
     "SELECT 1 FROM leasehold_locks WHERE name = ? AND owner = ? AND fence = ? AND expires_at > ",
     now!(),
@@ -268,8 +274,8 @@ pub(crate) fn release_both(name: &[u8], owner: &[u8]) -> String {
     format!("{release}; {}", release_lock(name))
 }
 
-/// Whether a row may be purged: the next token, which is at least the server's time, is higher than that of the row even if the clock is
-/// set back by up to the retention. Binds the retention twice.
+/// Whether a row may be purged: the next token, which is at least the server's time, is higher than that of the row
+/// even if the clock is set back by up to the retention. Binds the retention twice.
 macro_rules! purgeable {
     () => {
         concat!(
@@ -284,7 +290,8 @@ macro_rules! purgeable {
     };
 }
 
-/// The numbers of rows that a statement about several rows is prepared for. A statement for a number in between repeats its last row.
+/// The numbers of rows that a statement about several rows is prepared for. A statement for a number in between repeats
+/// its last row.
 pub(crate) const SIZES: [usize; 3] = [1, 10, 100];
 
 /// A statement for each of [`SIZES`].
@@ -351,11 +358,11 @@ macro_rules! sized {
 /// The most leases in one [`renew_rows`]. MariaDB makes a join of an `IN` with 1,000 values.
 pub(crate) const RENEW_ROWS: usize = 500;
 
-/// Renews leases to a ttl, without those whose rows another transaction has locked. Then the owners of the leases that are held, and whether
-/// each was renewed. `exactly` may shorten a lease.
+/// Renews leases to a ttl, without those whose rows another transaction has locked. Then the owners of the leases that
+/// are held, and whether each was renewed. `exactly` may shorten a lease.
 ///
-/// As text, because the protocol of prepared statements takes a round trip for each. `LIMIT` keeps MySQL from merging the inner query into
-/// the update, which it refuses then.
+/// As text, because the protocol of prepared statements takes a round trip for each. `LIMIT` keeps MySQL from merging
+/// the inner query into the update, which it refuses then.
 pub(crate) fn renew_rows<'a>(
     names: impl Iterator<Item = &'a [u8]>,
     owners: impl Iterator<Item = &'a [u8]>,

@@ -1,11 +1,12 @@
 //! Waiting by a named lock of the server (`GET_LOCK`), as the right to poll.
 //!
-//! A claim that finds its lock held waits for the named lock on a connection of its own. The server serves the waiters of a named lock in
-//! their order. The claim that has the named lock polls the row, acquires it over the same connection, and releases row and named lock in
-//! one packet. So the next claim is woken by a release, and polls only if the holder has no named lock: it found its lock free, or has held
-//! it for [`KEPT_FOR`].
+//! A claim that finds its lock held waits for the named lock on a connection of its own. The server serves the waiters
+//! of a named lock in their order. The claim that has the named lock polls the row, acquires it over the same
+//! connection, and releases row and named lock in one packet. So the next claim is woken by a release, and polls only
+//! if the holder has no named lock: it found its lock free, or has held it for [`KEPT_FOR`].
 //!
-//! The named lock decides nothing: the row alone says who holds. A claim that cannot wait for it is polled for by the watcher.
+//! The named lock decides nothing: the row alone says who holds. A claim that cannot wait for it is polled for by the
+//! watcher.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,8 +33,8 @@ const KEPT_FOR: Duration = Duration::from_secs(1);
 /// How long a claim whose client has just released the lock leaves it to the claim that polls.
 pub(crate) const GIVES_WAY_FOR: Duration = Duration::from_millis(100);
 
-/// The pause between two polls: a hundredth of the time for which the claim has polled, within these bounds. With `n` turns of a client, `n²`
-/// hundredths, so that the polls of many cost the server less than those of one.
+/// The pause between two polls: a hundredth of the time for which the claim has polled, within these bounds. With `n`
+/// turns of a client, `n²` hundredths, so that the polls of many cost the server less than those of one.
 const PAUSE: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_millis(500);
 
 /// The most claims of a client that have or wait for named locks.
@@ -67,8 +68,8 @@ impl Turn {
         }
         let (reply, replied) = oneshot::channel();
         self.requests.send(request(reply)).ok()?;
-        // A poll without a reply may keep the task from the request. It is gone without a reply only with its runtime, which drops the
-        // connection with the request.
+        // A poll without a reply may keep the task from the request. It is gone without a reply only with its runtime,
+        // which drops the connection with the request.
         match timeout_at(until, replied).await {
             Ok(Ok(done)) => done,
             Ok(Err(_)) | Err(_) => Some(Err(Failure::TimedOut)),
@@ -288,7 +289,8 @@ impl Task {
     }
 }
 
-/// Waits for the named lock, for ever. In slices, because its owner may be paused: then a claim that waits sees that its lock is free.
+/// Waits for the named lock, for ever. In slices, because its owner may be paused: then a claim that waits sees that
+/// its lock is free.
 async fn wait(connection: &mut Checkout<'_>, name: &LockName, turns: &Turns, core: &CoreHandle) -> Result<(), Failure> {
     loop {
         let until = turns.rows.connections.shared.until() + Duration::from_secs(GET_LOCK_SECONDS);

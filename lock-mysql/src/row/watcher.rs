@@ -65,7 +65,8 @@ async fn run(watcher: Arc<Watcher>, core: CoreHandle) {
         tokio::select! {
             () = sleep_until(next) => {}
             () = watcher.is_new.notified() => {
-                // Its acquire has just found it held. So a new watch ends a long pause, but many in a row do not delay the poll.
+                // Its acquire has just found it held. So a new watch ends a long pause, but many in a row do not delay
+                // the poll.
                 pause = MIN_PAUSE;
                 next = next.min(Instant::now() + core.jitter(pause));
                 continue;
@@ -86,8 +87,8 @@ async fn run(watcher: Arc<Watcher>, core: CoreHandle) {
     }
 }
 
-/// Polls the locks that are watched, but for those whose claims wait by their turns, and reports those that are free. Returns whether it has
-/// reported any.
+/// Polls the locks that are watched, but for those whose claims wait by their turns, and reports those that are free.
+/// Returns whether it has reported any.
 async fn poll(turns: &Turns, core: &CoreHandle) -> Result<bool, Failure> {
     let mut names = turns.watches.names();
     names.retain(|name| !turns.is_waiting(name));
