@@ -202,18 +202,6 @@ impl Pool {
         done
     }
 
-    /// Runs one query and reads all its rows.
-    pub(crate) async fn fetch(
-        &self,
-        query: Query<'_, MySql, MySqlArguments>,
-        until: Instant,
-    ) -> Result<Vec<MySqlRow>, Failure> {
-        let mut connection = self.checkout(until).await?;
-        let rows = connection.fetch(query, until).await;
-        connection.put_back();
-        rows
-    }
-
     /// As [`Checkout::execute_text`].
     pub(crate) async fn execute_text(&self, statements: String, until: Instant) -> Result<u64, Failure> {
         let mut connection = self.checkout(until).await?;

@@ -20,6 +20,10 @@ pub(crate) fn literal(bytes: &[u8]) -> String {
     text
 }
 
+pub(crate) fn literals<'a>(values: impl Iterator<Item = &'a [u8]>) -> String {
+    values.map(literal).collect::<Vec<_>>().join(", ")
+}
+
 pub(crate) fn bytes(name: &LockName) -> &[u8] {
     name.as_str().as_bytes()
 }

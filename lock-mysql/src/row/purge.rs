@@ -8,8 +8,7 @@ use crate::errors::Failure;
 use crate::maintenance::Purge;
 use crate::pool::Pool;
 use crate::row::backend::RowLease;
-use crate::row::rows::bind_all;
-use crate::row::statements::{PURGE, PURGE_ROWS, PURGEABLE, PURGEABLE_ROWS};
+use crate::row::statements::{PURGE_ROWS, PURGEABLE_ROWS, purge, purgeable};
 use crate::session::SetUp;
 use crate::sql::{get, micros};
 
@@ -23,8 +22,7 @@ impl Purge for RowLease {
         until: Instant,
     ) -> Result<Option<(Vec<u8>, u64)>, Failure> {
         let retention = micros(retention);
-        let query = sqlx::query(PURGEABLE).bind(retention).bind(retention).bind(after);
-        let rows = pool.fetch(query, until).await?;
+        let rows = pool.fetch_text(purgeable(after, retention), until).await?;
         let mut names: Vec<Vec<u8>> = Vec::new();
         for row in &rows {
             if get::<i64>(row, 1)? != 0 {
@@ -33,8 +31,7 @@ impl Purge for RowLease {
         }
         let mut removed = 0;
         for names in names.chunks(PURGE_ROWS) {
-            let purge = bind_all(sqlx::query(PURGE), names, PURGE_ROWS, |name| &**name);
-            removed += pool.execute(purge.bind(retention).bind(retention), until).await?.rows_affected();
+            removed += pool.execute_text(purge(names, retention), until).await?;
         }
         match rows.last() {
             Some(last) if rows.len() >= PURGEABLE_ROWS => Ok(Some((get(last, 0)?, removed))),

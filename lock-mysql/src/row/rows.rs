@@ -1,15 +1,12 @@
-//! The operations of the row lease, on a pool of connections.
+//! The operations of the row lease: each is one statement, on a connection for calls.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use leasehold_core::backend::restart::Epoch;
 use leasehold_core::backend::{AcquireRequest, Claim, CoreHandle, OnContention, Stamp, WITHDRAWN_TTL};
 use leasehold_core::{FencingToken, LockName};
-use sqlx::MySql;
-use sqlx::mysql::MySqlArguments;
-use sqlx::query::Query;
-use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::connections::Connections;
@@ -17,7 +14,7 @@ use crate::errors::{Failure, other_format};
 use crate::pool::Checkout;
 use crate::row::quarantine;
 use crate::row::released::Released;
-use crate::row::statements::{self, BUSY, IS_WANTED, OTHER_FORMAT, POLL, SIZES, Sized, WAS_HELD, WAS_WITHDRAWN};
+use crate::row::statements::{self, BUSY, IS_WANTED, OTHER_FORMAT, WAS_HELD, WAS_WITHDRAWN};
 use crate::sql::{bytes, get, micros};
 
 /// The row leases of one client.
@@ -39,8 +36,6 @@ pub(crate) enum Acquired {
     /// The claim was withdrawn before.
     Withdrawn,
 }
-
-pub(crate) type Statement<'q> = Query<'q, MySql, MySqlArguments>;
 
 pub(crate) fn owner(claim: &Claim) -> &[u8] {
     claim.owner().as_bytes()
@@ -181,29 +176,8 @@ impl Rows {
 
     /// Those locks that are free.
     pub(crate) async fn free(&self, names: &[LockName], until: Instant) -> Result<Vec<LockName>, Failure> {
-        let (text, size) = sized(&POLL, names.len());
-        let query = bind_all(sqlx::query(text), names, size, |name| bytes(name));
-        let rows = self.connections.calls.pool()?.fetch(query, until).await?;
+        let rows = self.connections.calls.pool()?.fetch_text(statements::held(names.iter().map(bytes)), until).await?;
         let held: HashSet<Vec<u8>> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, Failure>>()?;
         Ok(names.iter().filter(|name| !held.contains(bytes(name))).cloned().collect())
     }
-}
-
-/// Picks the statement for so many rows, and the number that it takes.
-pub(crate) fn sized(statements: &Sized, rows: usize) -> (&'static str, usize) {
-    let index = SIZES.iter().position(|size| rows <= *size).unwrap_or(SIZES.len() - 1);
-    (statements[index], SIZES[index])
-}
-
-/// Binds a value for each row, and repeats the last one up to `size`.
-pub(crate) fn bind_all<'r, 'q, T>(
-    mut statement: Statement<'q>,
-    rows: &'r [T],
-    size: usize,
-    value: impl Fn(&'r T) -> &'q [u8],
-) -> Statement<'q> {
-    for index in 0..size {
-        statement = statement.bind(value(&rows[index.min(rows.len() - 1)]));
-    }
-    statement
 }

@@ -10,7 +10,7 @@
 //!   last.
 //! - MySQL 8 and 9 and MariaDB accept these statements: they contain no `VALUES(column)`, row alias or `RETURNING`.
 
-use crate::sql::literal;
+use crate::sql::{literal, literals};
 
 /// Prepared when a connection for calls is opened, so that their first use takes one round trip.
 pub(crate) const PREPARED: &[&str] = &[ACQUIRE, ACQUIRE_FREE, RELEASE, WITHDRAW];
@@ -216,7 +216,7 @@ pub(crate) const COUNT: &str = concat!(
     " THEN 1 END), COUNT(*) FROM leasehold_locks WHERE name <> ''"
 );
 
-/// Whether a lease is current. Locks the row until the end of the transaction: others can read it, and nobody can
+/// Whether a lease is current. Locks the row until the end of the transaction: others can read it and cannot
 /// change it. Binds name, owner, token.
 pub(crate) const FENCE: &str = concat!(
     "SELECT 1 FROM leasehold_locks WHERE name = ? AND owner = ? AND fence = ? AND expires_at > ",
@@ -255,7 +255,7 @@ pub(crate) fn get_lock(name: &[u8]) -> String {
     )
 }
 
-/// Whether a lock is held. No row: nobody has held it.
+/// Whether a lock is held. There is no row if it was never held, or not for the retention.
 pub(crate) fn is_held(name: &[u8]) -> String {
     format!(concat!("SELECT expires_at > ", now!(), " FROM leasehold_locks WHERE name = {}"), literal(name))
 }
@@ -274,85 +274,50 @@ pub(crate) fn release_both(name: &[u8], owner: &[u8]) -> String {
     format!("{release}; {}", release_lock(name))
 }
 
-/// Whether a row may be purged: the next token, which is at least the server's time, is higher than that of the row
-/// even if the clock is set back by up to the retention. Binds the retention twice.
-macro_rules! purgeable {
-    () => {
+/// Whether a row may be purged: the next token, which is at least the server's time, is higher than that of the row even
+/// if the clock is set back by up to the retention, in µs.
+fn may_be_purged(retention: u64) -> String {
+    format!(
         concat!(
             "expires_at < ",
             now!(),
-            " - INTERVAL ? MICROSECOND AND fence < ",
+            " - INTERVAL {retention} MICROSECOND AND fence < ",
             now_micros!(),
-            " - ? AND withdrawn_until < ",
+            " - {retention} AND withdrawn_until < ",
             now!(),
             " AND format = '1x'"
-        )
-    };
+        ),
+        retention = retention
+    )
 }
 
-/// The numbers of rows that a statement about several rows is prepared for. A statement for a number in between repeats
-/// its last row.
-pub(crate) const SIZES: [usize; 3] = [1, 10, 100];
+/// The number of rows that one [`purgeable`] reads.
+pub(super) const PURGEABLE_ROWS: usize = 500;
 
-/// A statement for each of [`SIZES`].
-pub(crate) type Sized = [&'static str; 3];
-
-macro_rules! marks {
-    (1) => {
-        "?"
-    };
-    (10) => {
-        "?, ?, ?, ?, ?, ?, ?, ?, ?, ?"
-    };
-    (100) => {
-        concat!(
-            marks!(10),
-            ", ",
-            marks!(10),
-            ", ",
-            marks!(10),
-            ", ",
-            marks!(10),
-            ", ",
-            marks!(10),
-            ", ",
-            marks!(10),
-            ", ",
-            marks!(10),
-            ", ",
-            marks!(10),
-            ", ",
-            marks!(10),
-            ", ",
-            marks!(10)
-        )
-    };
+/// The next names after a name, and whether their rows may be removed.
+pub(super) fn purgeable(after: &[u8], retention: u64) -> String {
+    format!(
+        "SELECT name, {} FROM leasehold_locks WHERE name > {} ORDER BY name LIMIT {PURGEABLE_ROWS}",
+        may_be_purged(retention),
+        literal(after)
+    )
 }
 
-/// The number of rows that one [`PURGEABLE`] reads.
-pub(crate) const PURGEABLE_ROWS: usize = 500;
+/// The most names in a [`purge`].
+pub(super) const PURGE_ROWS: usize = 100;
 
-/// The next names after a name, and whether their rows may be removed. Binds retention, retention, name.
-pub(crate) const PURGEABLE: &str =
-    concat!("SELECT name, ", purgeable!(), " FROM leasehold_locks WHERE name > ? ORDER BY name LIMIT 500");
-
-/// The number of names in a [`PURGE`].
-pub(crate) const PURGE_ROWS: usize = 100;
-
-/// Removes rows that may be removed. Binds names, retention, retention.
-pub(crate) const PURGE: &str =
-    concat!("DELETE FROM leasehold_locks WHERE name IN (", marks!(100), ") AND ", purgeable!());
-
-macro_rules! poll {
-    ($size:tt) => {
-        concat!("SELECT name FROM leasehold_locks WHERE name IN (", marks!($size), ") AND expires_at > ", now!())
-    };
+/// Removes those rows that may be removed.
+pub(super) fn purge(names: &[Vec<u8>], retention: u64) -> String {
+    let names = literals(names.iter().map(Vec::as_slice));
+    format!("DELETE FROM leasehold_locks WHERE name IN ({names}) AND {}", may_be_purged(retention))
 }
 
-macro_rules! sized {
-    ($statement:ident) => {
-        [$statement!(1), $statement!(10), $statement!(100)]
-    };
+/// The most names in a [`held`].
+pub(super) const POLL_ROWS: usize = 100;
+
+/// The names of those locks that are held.
+pub(super) fn held<'a>(names: impl Iterator<Item = &'a [u8]>) -> String {
+    format!(concat!("SELECT name FROM leasehold_locks WHERE name IN ({}) AND expires_at > ", now!()), literals(names))
 }
 
 /// The most leases in one [`renew_rows`]. MariaDB makes a join of an `IN` with 1,000 values.
@@ -369,11 +334,10 @@ pub(crate) fn renew_rows<'a>(
     ttl: u64,
     exactly: bool,
 ) -> String {
-    let list = |values: Vec<String>| values.join(", ");
     let held = format!(
         concat!("name IN ({}) AND owner IN ({}) AND expires_at > ", now!(), " AND format = '1x'"),
-        list(names.map(literal).collect()),
-        list(owners.map(literal).collect())
+        literals(names),
+        literals(owners)
     );
     let end = format!(concat!(now!(), " + INTERVAL {} MICROSECOND"), ttl);
     let (end, is_whole) = match exactly {
@@ -396,9 +360,6 @@ pub(crate) fn renew_rows<'a>(
         is_whole = is_whole
     )
 }
-
-/// The names of those locks that are held. Binds names.
-pub(crate) const POLL: Sized = sized!(poll);
 
 #[cfg(test)]
 mod tests {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::errors::Failure;
 use crate::kit::lock;
 use crate::row::rows::Rows;
-use crate::row::statements::SIZES;
+use crate::row::statements::POLL_ROWS;
 use crate::row::wakeup::Turns;
 
 /// The pause between two polls, while locks become free or new ones are watched.
@@ -94,7 +94,7 @@ async fn poll(turns: &Turns, core: &CoreHandle) -> Result<bool, Failure> {
     names.retain(|name| !turns.is_waiting(name));
     let until = turns.rows.connections.shared.until();
     let mut any = false;
-    for names in names.chunks(SIZES[SIZES.len() - 1]) {
+    for names in names.chunks(POLL_ROWS) {
         for name in turns.rows.free(names, until).await? {
             turns.watches.report(&name, core);
             any = true;
