@@ -77,11 +77,12 @@ impl<D: Servers<Server = EtcdServer, Side = EtcdSide>> Store for Etcd<D> {
     }
 
     fn fault(servers: &D, fault: &ServerFault) -> Result<io::Result<()>, Unsupported> {
-        let side = servers.side();
+        // Asked for only where it is needed: members that are stopped have no leader.
+        let side = || servers.side();
         Ok(match fault {
-            ServerFault::RefuseUser => side.delete_user(USER),
-            ServerFault::Fill(Room::Data) => side.raise_no_space(),
-            ServerFault::Restore => side.disarm().and_then(|()| permit(side)),
+            ServerFault::RefuseUser => side().delete_user(USER),
+            ServerFault::Fill(Room::Data) => side().raise_no_space(),
+            ServerFault::Restore => side().disarm().and_then(|()| permit(side())),
             ServerFault::Start(Data::Lost) => {
                 return Err(Unsupported::by_nature(
                     "an etcd without its data is another cluster, whose revisions begin again",

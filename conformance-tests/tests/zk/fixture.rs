@@ -163,11 +163,12 @@ impl<D: Reusable> Store for Zk<D> {
     }
 
     fn fault(servers: &D, fault: &ServerFault) -> Result<io::Result<()>, Unsupported> {
-        let side = servers.side();
+        // Asked for only where it is needed: servers that are stopped have no leader.
+        let side = || servers.side();
         Ok(match fault {
-            ServerFault::RefuseUser => permit(side, "nobody"),
-            ServerFault::Fill(Room::Data) => limit(side, Some(1)),
-            ServerFault::Restore => limit(side, None).and_then(|()| permit(side, USER)),
+            ServerFault::RefuseUser => permit(side(), "nobody"),
+            ServerFault::Fill(Room::Data) => limit(side(), Some(1)),
+            ServerFault::Restore => limit(side(), None).and_then(|()| permit(side(), USER)),
             ServerFault::Start(Data::Lost) => {
                 return Err(Unsupported::by_nature(
                     "a ZooKeeper without its data is another one, whose transactions begin again",
