@@ -3,7 +3,8 @@
 //!
 //! A watch begins at the present revision and is followed by a read. A read that began after the watch was created has
 //! every key that the watch will not deliver. Changes that the watch delivered before the read arrived are applied to
-//! it by their revisions.
+//! it by their revisions. A watch of the key before the own one would begin at a revision that has passed, and the server
+//! serves such watches only every 100 ms.
 //!
 //! **A claim is first only after its own key has been delivered**: a mirror that lags behind does not yet have the keys
 //! of others that were there before it.

@@ -177,6 +177,7 @@ impl Pool {
         match self.limit {
             Limit::Calls(size) => match timeout_at(until, self.permits.acquire()).await {
                 Ok(Ok(permit)) => Ok(permit),
+                // Not `Capacity`, which ends the wait of every waiter: the server is slow, and connections become free again.
                 Ok(Err(_)) | Err(_) => {
                     let text = format!("all {size} connections were in use (`connections` in the URL)");
                     Err(Error::new(ErrorKind::Unavailable, text))

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::slot::{Node, Slot};
 
-/// A lock that is held for no longer is not watched.
+/// A lock that is held for no longer is not watched, and pays for no request of a watch.
 const SHORT_HOLD: Duration = Duration::from_millis(20);
 
 /// The leases whose nodes are to be watched soon.

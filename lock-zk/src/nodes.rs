@@ -77,7 +77,7 @@ pub(crate) fn is_lock(name: &str) -> bool {
     !name.starts_with('.')
 }
 
-/// A random number for a claim.
+/// A random number for a claim. Not its owner token: the client crate logs paths.
 pub(crate) fn claim_number() -> String {
     format!("{:032x}", rand::random::<u128>())
 }

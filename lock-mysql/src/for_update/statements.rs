@@ -58,7 +58,8 @@ pub(super) const LIMITS: [&str; 5] = [
 ];
 
 /// How long one statement waits for a row, in seconds. While it waits, `FLUSH TABLES WITH READ LOCK` waits for it, and
-/// all writers of the server wait for that.
+/// all writers of the server wait for that. The price: each slice begins at the end of the server's queue, so waiters
+/// have no order.
 const SLICE: u64 = 1;
 
 /// How long a connection of the pool may be idle, in seconds.

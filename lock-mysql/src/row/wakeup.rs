@@ -27,10 +27,13 @@ use crate::row::rows::{Acquired, Rows, owner};
 use crate::row::statements::{GET_LOCK_SECONDS, get_lock, is_held, release_both, release_lock};
 use crate::sql::{bytes, get};
 
-/// A lease that lasts for longer does without the named lock, and so without a connection.
+/// A lease that lasts for longer does without the named lock, and so without a connection. A chain of short leases needs
+/// no poll.
 const KEPT_FOR: Duration = Duration::from_secs(1);
 
-/// How long a claim whose client has just released the lock leaves it to the claim that polls.
+/// How long a claim whose client has just released the lock leaves it to the claim that polls. Without it, that client
+/// always acquires the row before the next poll: of 80 processes that each hold a lock for 20 ms, 36 to 80 held it within
+/// a minute.
 pub(crate) const GIVES_WAY_FOR: Duration = Duration::from_millis(100);
 
 /// The pause between two polls: a hundredth of the time for which the claim has polled, within these bounds. With `n`

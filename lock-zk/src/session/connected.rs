@@ -180,7 +180,8 @@ impl Session {
     /// is over.
     ///
     /// If replies are lost, an attempt to connect before that end prolongs the session. So no pause is shorter than the
-    /// ttl of the session, and the tick in which the server ends it.
+    /// ttl of the session, and the tick in which the server ends it. With random pauses from three quarters of that on, at
+    /// least one of 48 clients prolonged its session in most runs.
     async fn end_at_server(&self) {
         let pause = self.ttl() + self.shared.more() + self.shared.settings.tick;
         let until = Instant::now() + GONE_BY.max(pause * 2);
