@@ -1,5 +1,6 @@
 //! Real ZooKeeper servers, and calls beside the library under test.
 
+mod classes;
 mod election;
 mod ensemble;
 mod server;

@@ -16,7 +16,7 @@ use sha1::{Digest as _, Sha1};
 use super::session::word;
 use super::side::OwnSessions;
 use super::snapshot::Snapshot;
-use super::{ZooKeeperEnsemble, ZooKeeperSide};
+use super::{ZooKeeperEnsemble, ZooKeeperSide, classes};
 use crate::program::Program;
 use crate::server_process::{ServerProcess, start_on_free_ports};
 
@@ -157,6 +157,15 @@ impl ZooKeeperServer {
         Ok(server)
     }
 
+    /// Starts it for the first time, with an option of its virtual machine instead of the one that uses the archive of its classes.
+    pub(super) fn start_with(&mut self, classes: String) -> io::Result<()> {
+        let run = |server: &mut Self| {
+            server.spawn_with(&classes)?;
+            server.await_clients()
+        };
+        start_on_free_ports(self, run, Self::change_port)
+    }
+
     /// A server that is not started yet.
     pub(super) fn new(settings: ZooKeeperSettings, own_sessions: OwnSessions) -> io::Result<Self> {
         let random = RandomState::new();
@@ -231,6 +240,10 @@ impl ZooKeeperServer {
     }
 
     pub(super) fn spawn(&mut self) -> io::Result<()> {
+        self.spawn_with(&classes::option(&self.java, &self.library)?)
+    }
+
+    fn spawn_with(&mut self, classes: &str) -> io::Result<()> {
         std::fs::create_dir_all(self.data())?;
         if let Some((_, number)) = &self.membership {
             std::fs::write(self.data().join("myid"), number.to_string())?;
@@ -238,7 +251,8 @@ impl ZooKeeperServer {
         let config = self.folder().join("zoo.cfg");
         std::fs::write(&config, self.config())?;
         let mut command = Command::new(&self.java);
-        command.args(MACHINE).args(self.settings.properties.iter().map(|property| format!("-D{property}")));
+        let properties = self.settings.properties.iter().map(|property| format!("-D{property}"));
+        command.args(MACHINE).arg(classes).args(properties);
         command.arg("-cp").arg(self.libraries()).arg(MAIN).arg(config);
         self.process.spawn(&mut command)
     }
