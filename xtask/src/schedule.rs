@@ -14,7 +14,7 @@ pub(crate) struct Weight {
 }
 
 /// A processor is not loaded more than this, so that a case that measures time is woken in time.
-const PERCENT_OF_A_PROCESSOR: u32 = 80;
+const PERCENT_OF_A_PROCESSOR: u32 = 70;
 
 /// Runs every job on a thread of its own, and passes each result to `done` when it is there. A job begins as soon as the machine has room
 /// for its weight, the first in the list first. A job that is heavier than the machine runs alone.
