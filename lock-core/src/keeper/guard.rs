@@ -144,12 +144,13 @@ impl LockGuard {
         self.is_open = false;
         let keeper: &Arc<LeaseKeeper> = &self.keeper;
         let (name, backend) = (self.lease.claim.name(), keeper.capabilities.backend);
+        // A shutdown at the same time waits for it, from before the lease counts as released. When its caller waits no more, the keeper has a
+        // disposal for it.
+        let _open = keeper.clone().open_call();
         let released = keeper.drop_guard(&self.lease);
         let Some(ending) = released.map_err(|loss| Error::from(loss).during("release", name, backend))? else {
             return Ok(());
         };
-        // While a caller waits for the release, this counts it for a shutdown. After that, the keeper has a disposal for it.
-        let _open = keeper.clone().open_call();
         let abandoned = AbandonedRelease {
             keeper: keeper.clone(),
             claim: self.lease.claim.clone(),
@@ -176,8 +177,11 @@ impl Drop for LockGuard {
         if !std::mem::replace(&mut self.is_open, false) {
             return;
         }
-        if let Ok(Some(ending)) = self.keeper.drop_guard(&self.lease) {
-            self.keeper.with_state(|state, _| self.keeper.end(state, &self.lease.claim, ending));
+        // A shutdown at the same time must not return in between.
+        let keeper: &Arc<LeaseKeeper> = &self.keeper;
+        let _open = keeper.clone().open_call();
+        if let Ok(Some(ending)) = keeper.drop_guard(&self.lease) {
+            keeper.with_state(|state, _| keeper.end(state, &self.lease.claim, ending));
         }
     }
 }

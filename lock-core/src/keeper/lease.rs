@@ -16,13 +16,13 @@ use crate::token::FencingToken;
 
 /// The state of a lease, and what of it never changes.
 #[derive(Debug)]
-pub(crate) struct Lease {
-    pub(crate) claim: Claim,
-    pub(crate) token: FencingToken,
+pub(super) struct Lease {
+    pub(super) claim: Claim,
+    pub(super) token: FencingToken,
     /// Locked after the keeper's state, if both are.
     pub(super) machine: Mutex<HeldLease>,
     /// Notified when the lease has ended.
-    pub(crate) ended: Notify,
+    pub(super) ended: Notify,
 }
 
 impl LeaseKeeper {

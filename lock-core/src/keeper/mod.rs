@@ -69,7 +69,7 @@ pub struct LeaseKeeper {
     state: Mutex<State>,
     /// Releases that a caller waits for: they run apart from the keeper's loop.
     open_calls: AtomicUsize,
-    /// The last client and guard are gone: the keeper ends when nothing is left to release or withdraw.
+    /// The last handle is gone: the keeper ends when nothing is left to release or withdraw.
     is_closing: AtomicBool,
     /// A shutdown waits for the end of the open calls, or the keeper itself does when it is closing.
     ending: AtomicBool,

@@ -29,7 +29,7 @@ pub(super) type OutcomeSender = oneshot::Sender<Result<LockGuard>>;
 /// A local queue, and what of it is not its own business.
 pub(super) struct Queue {
     machine: WaitQueue<OutcomeSender>,
-    /// Those whose acquires wait here. A guard gets it with the lease.
+    /// The acquires that wait here keep the keeper running. A guard gets it with the lease.
     keeper: Arc<KeeperHandle>,
     /// The present claim of the queue.
     pub(super) claim: Claim,

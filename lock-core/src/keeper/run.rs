@@ -57,7 +57,7 @@ impl Drop for Running {
     }
 }
 
-/// Keeps the keeper running: each client, waiting acquire and guard has one. When the last one is dropped, the keeper ends as soon as
+/// Keeps the keeper running: each client, lock, waiting acquire and guard has one. When the last one is dropped, the keeper ends as soon as
 /// nothing is left to release or withdraw.
 #[derive(Debug)]
 pub(crate) struct KeeperHandle(Arc<LeaseKeeper>);
@@ -207,7 +207,8 @@ impl LeaseKeeper {
                 self.counters.renewals_sent.add();
             }
             step.next = state.schedule.next();
-            // A lease that is still scheduled is on its way to a dropped acquire, which will release it.
+            // A lease that is still scheduled is kept for the rest of its `min_hold`. An end before that would leave a lease of a session to
+            // its ttl.
             step.over = self.is_closing.load(Ordering::SeqCst)
                 && self.left(state) == 0
                 && !state.schedule.iter().any(|task| matches!(task, Task::Lease(_)));

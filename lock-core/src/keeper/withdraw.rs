@@ -120,7 +120,7 @@ impl LeaseKeeper {
         });
     }
 
-    /// A lease that was released in the background was lost before, or may have been. Only a shutdown reports it.
+    /// A lease that was released in the background was lost before, or may have been. Nobody waits for the outcome but a shutdown.
     fn released_too_late(&self, state: &mut State, claim: &Claim, is_certain: bool) {
         self.counters.lost.add();
         if is_certain {

@@ -26,8 +26,8 @@ pub struct Ending {
 /// Why a claim ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Its holder has released the lease. If the lease was valid then, `valid` is its token: a store that no longer has the lease shows
-    /// that the holder may have lost it before.
+    /// Its holder has released the lease, or a shutdown has. `valid` is its token if the store must still have it: a store that does not
+    /// shows that the holder may have lost it before.
     Release { valid: Option<FencingToken> },
     /// No acquire waits for the claim any more.
     Withdraw,

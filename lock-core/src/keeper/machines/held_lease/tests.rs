@@ -39,7 +39,7 @@ fn exactly(wake: Wake) -> Stamp {
     wake.resolve(|pause| pause)
 }
 
-/// What `due` gives: the ttl of a renewal, the number of failures that it reports, and when the lease wants to be woken.
+/// What `handle_timeout` gives: the ttl of a renewal, the number of failures that it reports, and when the lease wants to be woken.
 fn due(lease: &mut HeldLease, now: u64) -> (Option<Duration>, Option<u32>, Stamp) {
     let mut out = Outputs::default();
     lease.handle_timeout(&rules(), at(now), &mut out);
