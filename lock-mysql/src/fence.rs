@@ -1,6 +1,6 @@
 //! Fenced writes: a transaction of the user in the same database commits only while the lease is current.
 
-use leasehold_core::{Error, ErrorKind, LockGuard, Result};
+use leasehold_core::{Error, LockGuard, Result};
 use sqlx::mysql::MySqlConnection;
 
 use crate::errors::{BACKEND, Failure};
@@ -44,7 +44,7 @@ pub async fn fence(transaction: &mut MySqlConnection, guard: &LockGuard) -> Resu
     };
     let checked = match query.fetch_optional(transaction).await {
         Ok(Some(_)) => Ok(()),
-        Ok(None) => Err(Error::new(ErrorKind::Lost, "the lease is not current any more")),
+        Ok(None) => Err(Error::lease_ended()),
         Err(error) => Err(Failure::of(error).without_effect()),
     };
     checked.map_err(|error| error.during("fence a write with", guard.name(), BACKEND))

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::Error;
+use leasehold_core::backend::lock;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::errors::no_connection;
-use crate::kit::lock;
 use crate::session::{Session, SetUp};
 use crate::shared::Shared;
 

@@ -46,7 +46,6 @@ mod examine;
 mod fence;
 mod for_update;
 mod idle;
-mod kit;
 mod maintenance;
 mod permissions;
 mod pool;
@@ -56,6 +55,7 @@ mod settings;
 mod shared;
 mod sql;
 mod strategy;
+mod tls_files;
 
 pub use backend::MySqlBackend;
 pub use fence::fence;

@@ -108,7 +108,7 @@ impl Pool {
         }
     }
 
-    /// For one new connection, which needs no table.
+    /// For one new connection. Opening it needs no table.
     pub(crate) fn single(shared: &Arc<Shared>, set_up: SetUp) -> Self {
         Self::new(shared.clone(), set_up, Limit::Calls(1), TEST_AFTER)
     }

@@ -7,7 +7,7 @@ use leasehold_core::backend::{CommonSettings, Connecting, OnRestart, StoreUrl, d
 use leasehold_core::{Error, Result};
 use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 
-use crate::kit::TlsFiles;
+use crate::tls_files::TlsFiles;
 
 /// The URL schemes, for error messages.
 pub const SCHEMES: &[&str] = &["mysql://"];

@@ -3,11 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use leasehold_core::Result;
-use leasehold_core::backend::{Attachment, Connecting, Lookups};
+use leasehold_core::backend::{Attachment, Connecting, Lookups, lock};
 use sqlx::mysql::MySqlConnectOptions;
 use tokio::time::Instant;
 
-use crate::kit::lock;
 use crate::settings::{Settings, Target, parse_url, prepare};
 
 /// A listing takes at most this many call bounds.

@@ -22,7 +22,6 @@ use super::task::{Request, Task};
 use crate::connections::{Connections, Pools};
 use crate::errors::{BACKEND, Failure, no_connection};
 use crate::examine::examine;
-use crate::kit::withdrawn;
 use crate::maintenance::Maintenance;
 use crate::pool::Limit;
 
@@ -151,7 +150,7 @@ impl LockBackend for ForUpdate {
         if let Some(refusal) = slot.handle().and_then(|former| former.connection.take_refusal()) {
             return Err(refusal);
         }
-        let (handle, ran_before) = slot.begin(|| self.start(core, request)).ok_or_else(withdrawn)?;
+        let (handle, ran_before) = slot.begin(|| self.start(core, request)).ok_or_else(Error::withdrawn)?;
         let mut phase = handle.phase.clone();
         let seen = async { phase.wait_for(|it| !matches!(it, Phase::Starting)).await.map(|seen| seen.clone()) };
         let seen = match timeout_at(until, seen).await {

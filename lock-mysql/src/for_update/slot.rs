@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::backend::{Confirmation, Delivery, PlaceNumber, RenewReply};
+use leasehold_core::backend::{Confirmation, Delivery, PlaceNumber, RenewReply, lock};
 use leasehold_core::{Error, ErrorKind, FencingToken};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
@@ -12,7 +12,6 @@ use tokio::time::{Instant, timeout_at};
 
 use super::connection::Endpoint;
 use crate::errors::Failure;
-use crate::kit::lock;
 
 /// How far the task of a claim is.
 #[derive(Clone, Debug)]

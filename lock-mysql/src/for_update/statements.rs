@@ -12,7 +12,7 @@ use std::time::Duration;
 use leasehold_core::LockName;
 
 use crate::session::SetUp;
-use crate::sql::literal;
+use crate::sql::{literal, literals};
 use crate::strategy;
 
 /// The format of a row of `leasehold_fences`.
@@ -366,13 +366,12 @@ pub(super) fn purgeable(after: &[u8], retention: Duration, uptime: u64) -> Strin
     )
 }
 
-fn literals(names: &[Vec<u8>]) -> String {
-    names.iter().map(|name| literal(name)).collect::<Vec<_>>().join(", ")
-}
-
 /// Begins a transaction and locks the rows of those locks that are free.
 pub(super) fn lock_free(names: &[Vec<u8>]) -> String {
-    format!("BEGIN; SELECT name FROM leasehold_for_update WHERE name IN ({}) FOR UPDATE SKIP LOCKED", literals(names))
+    format!(
+        "BEGIN; SELECT name FROM leasehold_for_update WHERE name IN ({}) FOR UPDATE SKIP LOCKED",
+        literals(names.iter().map(Vec::as_slice))
+    )
 }
 
 /// Removes the rows of locks that this transaction has locked, and ends the transaction.
@@ -380,7 +379,7 @@ pub(super) fn remove(names: &[Vec<u8>], retention: Duration, uptime: u64) -> Str
     if names.is_empty() {
         return "ROLLBACK".to_owned();
     }
-    let (names, condition) = (literals(names), may_be_removed(retention, uptime));
+    let (names, condition) = (literals(names.iter().map(Vec::as_slice)), may_be_removed(retention, uptime));
     format!(
         "DELETE f FROM leasehold_fences f WHERE f.name IN ({names}) AND {condition}; \
          DELETE u FROM leasehold_for_update u LEFT JOIN leasehold_fences f ON f.name = u.name \

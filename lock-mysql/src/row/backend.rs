@@ -4,19 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::Result;
 use leasehold_core::admin::Check;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Examine, Extensions,
     Grant, LockBackend, OnRestart, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, Restart,
     StoreClock, Waiting, WatchGuard, WatchNames,
 };
+use leasehold_core::{Error, Result};
 use tokio::time::Instant;
 
 use crate::connections::Connections;
 use crate::errors::BACKEND;
 use crate::examine::examine;
-use crate::kit::withdrawn;
 use crate::maintenance::Maintenance;
 use crate::row::renewal::Renewals;
 use crate::row::rows::{Acquired, Rows};
@@ -86,7 +85,7 @@ impl LockBackend for RowLease {
             Acquired::Wanted => {
                 Ok(AcquireOutcome::Contended { retry_after: wakeup::GIVES_WAY_FOR.min(request.ttl / 3) })
             }
-            Acquired::Withdrawn => Err(withdrawn()),
+            Acquired::Withdrawn => Err(Error::withdrawn()),
         }
     }
 

@@ -6,11 +6,11 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
+use leasehold_core::backend::lock;
 use leasehold_core::backend::restart::{CheckContext, Decision, Epoch, Grants, OnRestart, Quarantine, quarantined};
 use tokio::time::Instant;
 
 use crate::errors::{BACKEND, Failure, other_format, read_only};
-use crate::kit::lock;
 use crate::pool::Checkout;
 use crate::row::run::{State, read_after};
 

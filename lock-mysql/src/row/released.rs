@@ -7,8 +7,7 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 
 use leasehold_core::LockName;
-
-use crate::kit::lock;
+use leasehold_core::backend::lock;
 
 /// More names than this are forgotten together.
 const MOST: usize = 10_000;

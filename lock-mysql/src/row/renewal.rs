@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    Confirmation, CoreHandle, OwnerToken, PlaceNumber, RenewPolicy, RenewReplies, RenewReply, RenewRequest,
+    Confirmation, CoreHandle, OwnerToken, PlaceNumber, RenewPolicy, RenewReplies, RenewReply, RenewRequest, lock,
 };
 use leasehold_core::{Error, ErrorKind};
 use sqlx::mysql::MySqlRow;
@@ -17,7 +17,6 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
 use crate::errors::Failure;
-use crate::kit::lock;
 use crate::row::quarantine;
 use crate::row::rows::{self, Rows};
 use crate::row::statements::{RENEW_ROWS, renew_rows};

@@ -14,14 +14,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::LockName;
-use leasehold_core::backend::{AcquireRequest, Claim, CoreHandle, Stamp, Watches};
+use leasehold_core::backend::{AcquireRequest, Claim, CoreHandle, Stamp, Watches, lock};
 use sqlx::mysql::MySqlRow;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::errors::Failure;
-use crate::kit::lock;
 use crate::pool::{Checkout, Pool};
 use crate::row::rows::{Acquired, Rows, owner};
 use crate::row::statements::{GET_LOCK_SECONDS, get_lock, is_held, release_both, release_lock};

@@ -3,12 +3,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::backend::{Claim, CoreHandle, WatchGuard};
+use leasehold_core::backend::{Claim, CoreHandle, WatchGuard, lock};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use crate::errors::Failure;
-use crate::kit::lock;
 use crate::row::rows::Rows;
 use crate::row::statements::POLL_ROWS;
 use crate::row::wakeup::Turns;

@@ -1,22 +1,11 @@
-//! What knows nothing of MySQL and is needed by every backend that has connections.
+//! The files for TLS that a URL names.
 
 use std::fs::File;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use leasehold_core::backend::StoreUrl;
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, Result};
 
-/// Locks a mutex, even after a panic. Every critical section in this crate leaves its data consistent at each step.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The error of an acquire whose claim was withdrawn.
-pub(crate) fn withdrawn() -> Error {
-    Error::new(ErrorKind::Lost, "this claim was withdrawn before the request arrived")
-}
-
-/// The files for TLS that a URL names.
+/// Their paths.
 #[derive(Default)]
 pub(crate) struct TlsFiles {
     /// The certificate authority.
