@@ -17,7 +17,6 @@ mod process;
 mod readme;
 mod report;
 mod schedule;
-mod server;
 mod test;
 
 use std::process::ExitCode;

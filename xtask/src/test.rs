@@ -11,7 +11,6 @@ use crate::needs::{self, Install, Need};
 use crate::parts::{Part, Parts};
 use crate::report;
 use crate::schedule::{self, Weight};
-use crate::server::Server;
 
 /// The package of the suite.
 const SUITE: &str = "leasehold-conformance";
@@ -123,38 +122,35 @@ pub(crate) fn is_suite(program: &Program) -> bool {
     program.package.name == SUITE && suites().any(|target| target == program.target)
 }
 
-/// The stores, besides memory, on which the examples are run that take the URL of a store.
-const EXAMPLE_STORES: &[&str] = &["etcd", "mysql", "redis", "sqlite", "zk"];
-
 /// A program that keeps the processors busy. Nothing runs beside it: its cases measure time.
 const ALONE: u32 = 1000;
 
-/// What the programs take of the machine that run for long, in this order. One that mostly waits for leases, sessions and bounds has many
-/// threads and a small weight, others what their processor time in the table says. The rest takes [`SHORT`].
+/// What the programs take of the machine that run for long, in this order. The cases of a suite on one server mostly wait: for leases and
+/// sessions to end, and for bounds. Each case on a cluster uses three servers.
 const WEIGHTS: &[(&str, Weight)] = &[
-    ("cli", Weight { threads: 2, percent: ALONE }),
+    ("cli", Weight { threads: 6, percent: ALONE }),
     ("zk_ensemble", Weight { threads: 2, percent: ALONE }),
     ("etcd_cluster", Weight { threads: 2, percent: ALONE }),
-    ("zk", Weight { threads: 2, percent: ALONE }),
-    ("mysql_for_update", Weight { threads: 2, percent: ALONE }),
-    ("mysql", Weight { threads: 2, percent: ALONE }),
-    ("etcd", Weight { threads: 2, percent: ALONE }),
-    ("zookeeper", Weight { threads: 2, percent: ALONE }),
-    ("same_rules", Weight { threads: 1, percent: ALONE }),
-    ("simulation", Weight { threads: 1, percent: 100 }),
-    ("queue_model", Weight { threads: 1, percent: 100 }),
-    ("zk_processes", Weight { threads: 2, percent: 80 }),
-    ("etcd_processes", Weight { threads: 2, percent: 70 }),
-    ("redis", Weight { threads: 6, percent: 60 }),
-    ("mysql_processes", Weight { threads: 2, percent: 50 }),
-    ("mysql_for_update_processes", Weight { threads: 2, percent: 50 }),
-    ("sqlite", Weight { threads: 6, percent: 40 }),
-    ("sqlite_processes", Weight { threads: 2, percent: 30 }),
-    ("processes", Weight { threads: 2, percent: 20 }),
-    ("memory", Weight { threads: 6, percent: 20 }),
-    ("saboteurs", Weight { threads: 6, percent: 20 }),
-    ("third_party", Weight { threads: 6, percent: 20 }),
-    ("sessions", Weight { threads: 6, percent: 20 }),
+    ("mysql_for_update", Weight { threads: 6, percent: ALONE }),
+    ("mysql", Weight { threads: 4, percent: ALONE }),
+    ("zk", Weight { threads: 4, percent: ALONE }),
+    ("etcd", Weight { threads: 4, percent: ALONE }),
+    ("redis", Weight { threads: 6, percent: ALONE }),
+    ("same_rules", Weight { threads: 6, percent: ALONE }),
+    ("zookeeper", Weight { threads: 4, percent: ALONE }),
+    ("simulation", Weight { threads: 6, percent: ALONE }),
+    ("queue_model", Weight { threads: 6, percent: ALONE }),
+    ("zk_processes", Weight { threads: 6, percent: 80 }),
+    ("etcd_processes", Weight { threads: 6, percent: 70 }),
+    ("sqlite", Weight { threads: 6, percent: 60 }),
+    ("mysql_processes", Weight { threads: 6, percent: 60 }),
+    ("mysql_for_update_processes", Weight { threads: 6, percent: 60 }),
+    ("sqlite_processes", Weight { threads: 6, percent: 50 }),
+    ("processes", Weight { threads: 6, percent: 40 }),
+    ("memory", Weight { threads: 6, percent: 30 }),
+    ("saboteurs", Weight { threads: 6, percent: 30 }),
+    ("third_party", Weight { threads: 6, percent: 30 }),
+    ("sessions", Weight { threads: 6, percent: 30 }),
 ];
 
 /// Of a program that is not in the list.
@@ -163,16 +159,6 @@ const SHORT: Weight = Weight { threads: 2, percent: 40 };
 fn weight(program: &Program) -> (usize, Weight) {
     let found = WEIGHTS.iter().enumerate().find(|(_, (target, _))| *target == program.target);
     found.map_or((WEIGHTS.len(), SHORT), |(place, (_, weight))| (place, *weight))
-}
-
-fn takes_url(program: &Program, store: &str) -> bool {
-    let is_fenced = match store {
-        "etcd" => program.target == "example-fenced_etcd",
-        "mysql" => program.target == "example-fenced_sql",
-        "zk" => program.target == "example-fenced_zk",
-        _ => false,
-    };
-    is_fenced || ["example-quickstart", "example-fencing", "example-lost"].contains(&&*program.target)
 }
 
 fn backend(name: &str) -> Result<&'static str> {
@@ -235,14 +221,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     programs.sort_by_key(|program| weight(program).0);
     let mut jobs: Vec<_> = programs.iter().map(|program| (weight(program).1, Job::Program(program))).collect();
     if whole && args.filters.is_empty() {
-        jobs.extend(EXAMPLE_STORES.iter().map(|store| (SHORT, Job::Examples(store))));
         // They are compiled.
         jobs.push((Weight { threads: 1, percent: ALONE }, Job::DocTests));
     }
     let mut run = Run::default();
     schedule::run(
         jobs,
-        |(weight, job)| job.run(&programs, weight, &args.filters),
+        |(weight, job)| job.run(weight, &args.filters),
         |done| {
             parts.add(done.part);
             run.said.extend(done.said);
@@ -285,8 +270,6 @@ struct Run {
 /// What runs beside others.
 enum Job<'a> {
     Program(&'a Program),
-    /// The examples that take the URL of a store, on this store.
-    Examples(&'static str),
     DocTests,
 }
 
@@ -302,12 +285,11 @@ impl Job<'_> {
     fn name(&self) -> String {
         match self {
             Self::Program(program) => program.name(),
-            Self::Examples(store) => format!("examples on {store}"),
             Self::DocTests => "doc tests".to_owned(),
         }
     }
 
-    fn run(&self, programs: &[Program], weight: Weight, filters: &[String]) -> Done {
+    fn run(&self, weight: Weight, filters: &[String]) -> Done {
         let (mut outcome, mut said) = (Outcome::default(), Vec::new());
         let part = Part::run(&self.name(), || {
             outcome = match self {
@@ -315,14 +297,6 @@ impl Job<'_> {
                     program.run(&[filters, &[format!("--test-threads={}", weight.threads)]].concat(), &mut said)?
                 }
                 Self::Program(program) => program.run(&[], &mut said)?,
-                Self::Examples(store) => {
-                    let server = Server::start(store)?;
-                    let mut sum = Outcome::default();
-                    for program in programs.iter().filter(|program| takes_url(program, store)) {
-                        sum.add(program.run(&[server.url()], &mut said)?);
-                    }
-                    sum
-                }
                 Self::DocTests => harness::doc_tests(&everything())?,
             };
             let text = format!("{} passed, {} failed, {} ignored", outcome.passed, outcome.failed, outcome.ignored);
@@ -349,13 +323,5 @@ mod tests {
         let (targets, needs) = mysql.selected(|variable| variable == "LEASEHOLD_MYSQL_URL");
         assert!(needs.is_empty() && targets.iter().all(|target| mysql.targets.contains(target)));
         assert!(targets.len() < mysql.targets.len() && mysql.selected(|_| false) == (mysql.targets, mysql.needs));
-    }
-
-    #[test]
-    fn every_store_of_the_examples_starts() {
-        for store in EXAMPLE_STORES {
-            let server = Server::start(store).unwrap_or_else(|error| panic!("{store}: {error:#}"));
-            assert!(server.url().contains("://"), "{store}");
-        }
     }
 }
