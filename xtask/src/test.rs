@@ -122,43 +122,30 @@ pub(crate) fn is_suite(program: &Program) -> bool {
     program.package.name == SUITE && suites().any(|target| target == program.target)
 }
 
-/// A program that keeps the processors busy. Nothing runs beside it: its cases measure time.
+/// A program runs alone, because its cases measure time: beside others they were late.
 const ALONE: u32 = 1000;
 
-/// What the programs take of the machine that run for long, in this order. The cases of a suite on one server mostly wait: for leases and
-/// sessions to end, and for bounds. Each case on a cluster uses three servers.
+/// How the programs run that take long, in this order. The cases of a suite on one server mostly wait: for leases and sessions to end, and
+/// for bounds. Each case on a cluster uses three servers. Those without a server use a few percent of a processor.
 const WEIGHTS: &[(&str, Weight)] = &[
     ("cli", Weight { threads: 6, percent: ALONE }),
     ("zk_ensemble", Weight { threads: 2, percent: ALONE }),
     ("etcd_cluster", Weight { threads: 2, percent: ALONE }),
-    ("mysql_for_update", Weight { threads: 6, percent: ALONE }),
     ("mysql", Weight { threads: 4, percent: ALONE }),
     ("zk", Weight { threads: 4, percent: ALONE }),
     ("etcd", Weight { threads: 4, percent: ALONE }),
-    ("redis", Weight { threads: 6, percent: ALONE }),
-    ("same_rules", Weight { threads: 6, percent: ALONE }),
-    ("zookeeper", Weight { threads: 4, percent: ALONE }),
-    ("simulation", Weight { threads: 6, percent: ALONE }),
-    ("queue_model", Weight { threads: 6, percent: ALONE }),
-    ("zk_processes", Weight { threads: 6, percent: 80 }),
-    ("etcd_processes", Weight { threads: 6, percent: 70 }),
-    ("sqlite", Weight { threads: 6, percent: 60 }),
-    ("mysql_processes", Weight { threads: 6, percent: 60 }),
-    ("mysql_for_update_processes", Weight { threads: 6, percent: 60 }),
-    ("sqlite_processes", Weight { threads: 6, percent: 50 }),
-    ("processes", Weight { threads: 6, percent: 40 }),
-    ("memory", Weight { threads: 6, percent: 30 }),
-    ("saboteurs", Weight { threads: 6, percent: 30 }),
-    ("third_party", Weight { threads: 6, percent: 30 }),
-    ("sessions", Weight { threads: 6, percent: 30 }),
+    ("memory", Weight { threads: 6, percent: 10 }),
+    ("saboteurs", Weight { threads: 6, percent: 10 }),
+    ("third_party", Weight { threads: 6, percent: 10 }),
+    ("sessions", Weight { threads: 6, percent: 10 }),
 ];
 
 /// Of a program that is not in the list.
-const SHORT: Weight = Weight { threads: 2, percent: 40 };
+const OTHER: Weight = Weight { threads: 6, percent: ALONE };
 
 fn weight(program: &Program) -> (usize, Weight) {
     let found = WEIGHTS.iter().enumerate().find(|(_, (target, _))| *target == program.target);
-    found.map_or((WEIGHTS.len(), SHORT), |(place, (_, weight))| (place, *weight))
+    found.map_or((WEIGHTS.len(), OTHER), |(place, (_, weight))| (place, *weight))
 }
 
 fn backend(name: &str) -> Result<&'static str> {
@@ -221,8 +208,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     programs.sort_by_key(|program| weight(program).0);
     let mut jobs: Vec<_> = programs.iter().map(|program| (weight(program).1, Job::Program(program))).collect();
     if whole && args.filters.is_empty() {
-        // They are compiled.
-        jobs.push((Weight { threads: 1, percent: ALONE }, Job::DocTests));
+        jobs.push((OTHER, Job::DocTests));
     }
     let mut run = Run::default();
     schedule::run(
