@@ -29,8 +29,8 @@ use crate::{for_update, row};
 /// # Errors
 /// Roll back after an error, with `transaction.rollback().await`. A transaction of sqlx that is dropped is rolled back
 /// when its connection is used next, and locks the row until then.
-/// - [`Lost`](ErrorKind::Lost): the lease is not current.
-/// - [`Unsupported`](ErrorKind::Unsupported): the connection uses a database without locks.
+/// - [`Lost`](leasehold_core::ErrorKind::Lost): the lease is not current.
+/// - [`Unsupported`](leasehold_core::ErrorKind::Unsupported): the connection uses a database without locks.
 /// - Otherwise the error of the server.
 ///
 /// # Cancel safety
