@@ -9,7 +9,7 @@ use std::thread;
 pub(crate) struct Weight {
     /// How many of its cases run at a time.
     pub(crate) threads: u32,
-    /// The processor time that it then needs, with that of its servers, in percent of one processor.
+    /// The processor time that it then needs, with that of its servers, in percent of one processor, at least 1.
     pub(crate) percent: u32,
 }
 
@@ -24,7 +24,7 @@ pub(crate) fn run<J: Send, R: Send>(
     mut done: impl FnMut(R),
 ) {
     let processors = thread::available_parallelism().map_or(1, NonZero::get) as u32;
-    let mut plan = Plan { free: processors * PERCENT_OF_A_PROCESSOR, running: 0 };
+    let mut plan = Plan { bearable: processors * PERCENT_OF_A_PROCESSOR, used: 0 };
     let mut waiting: Vec<_> = jobs.into_iter().collect();
     let (send, ended) = mpsc::channel();
     thread::scope(|scope| {
@@ -38,7 +38,7 @@ pub(crate) fn run<J: Send, R: Send>(
                     let _ = send.send((weight, work((weight, job))));
                 });
             }
-            if plan.running == 0 {
+            if plan.used == 0 {
                 return;
             }
             let Ok((weight, result)) = ended.recv() else { return };
@@ -48,25 +48,23 @@ pub(crate) fn run<J: Send, R: Send>(
     });
 }
 
-/// What is left of the machine, in percent of one processor.
+/// What the running jobs take of the machine, in percent of one processor.
 struct Plan {
-    free: u32,
-    running: u32,
+    bearable: u32,
+    used: u32,
 }
 
 impl Plan {
     fn has_room(&self, weight: Weight) -> bool {
-        self.running == 0 || weight.percent <= self.free
+        self.used == 0 || self.used + weight.percent <= self.bearable
     }
 
     fn begin(&mut self, weight: Weight) {
-        self.running += 1;
-        self.free = self.free.saturating_sub(weight.percent);
+        self.used += weight.percent;
     }
 
     fn end(&mut self, weight: Weight) {
-        self.running -= 1;
-        self.free += weight.percent;
+        self.used -= weight.percent;
     }
 }
 
@@ -76,6 +74,17 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn a_heavy_job_leaves_the_machine_as_it_was() {
+        let of = |percent| Weight { threads: 1, percent };
+        let mut plan = Plan { bearable: 140, used: 0 };
+        plan.begin(of(1000));
+        assert!(!plan.has_room(of(1)));
+        plan.end(of(1000));
+        plan.begin(of(100));
+        assert!(plan.has_room(of(40)) && !plan.has_room(of(41)));
+    }
 
     #[test]
     fn no_more_runs_than_the_machine_bears() {
