@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold_core::backend::CoreHandle;
+use sqlx::mysql::MySqlRow;
 use tokio::time::Instant;
 
 use crate::errors::Failure;
 use crate::pool::Pool;
 use crate::session::SetUp;
 use crate::shared::Shared;
+use crate::sql::get;
 
 /// The pause between two steps: a quarter of the retention, within these bounds.
 const PAUSE: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
@@ -34,6 +36,17 @@ pub(crate) trait Purge: 'static {
         retention: Duration,
         until: Instant,
     ) -> impl Future<Output = Result<Option<(Vec<u8>, u64)>, Failure>> + Send;
+}
+
+/// The names in the rows of a step, `(name, may be removed)`, whose rows may be removed.
+pub(crate) fn removable(rows: &[MySqlRow]) -> Result<Vec<Vec<u8>>, Failure> {
+    let mut names = Vec::new();
+    for row in rows {
+        if get::<i64>(row, 1)? != 0 {
+            names.push(get(row, 0)?);
+        }
+    }
+    Ok(names)
 }
 
 /// Whether this client has to remove rows.

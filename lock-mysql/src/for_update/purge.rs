@@ -8,7 +8,7 @@ use super::backend::ForUpdate;
 use super::connection::Connection;
 use super::statements::{self, LEASES, PURGE_ROWS};
 use crate::errors::Failure;
-use crate::maintenance::Purge;
+use crate::maintenance::{Purge, removable};
 use crate::pool::Pool;
 use crate::session::SetUp;
 use crate::sql::get;
@@ -30,12 +30,7 @@ impl Purge for ForUpdate {
             Some(last) if rows.len() >= PURGE_ROWS => Some(get::<Vec<u8>>(last, 0)?),
             _ => None,
         };
-        let mut names: Vec<Vec<u8>> = Vec::new();
-        for row in &rows {
-            if get::<i64>(row, 1)? != 0 {
-                names.push(get(row, 0)?);
-            }
-        }
+        let names = removable(&rows)?;
         let mut removed = 0;
         if !names.is_empty() {
             let free = connection.fetch(statements::lock_free(&names), until).await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::errors::Failure;
-use crate::maintenance::Purge;
+use crate::maintenance::{Purge, removable};
 use crate::pool::Pool;
 use crate::row::backend::RowLease;
 use crate::row::statements::{PURGE_ROWS, PURGEABLE_ROWS, purge, purgeable};
@@ -23,12 +23,7 @@ impl Purge for RowLease {
     ) -> Result<Option<(Vec<u8>, u64)>, Failure> {
         let retention = micros(retention);
         let rows = pool.fetch_text(purgeable(after, retention), until).await?;
-        let mut names: Vec<Vec<u8>> = Vec::new();
-        for row in &rows {
-            if get::<i64>(row, 1)? != 0 {
-                names.push(get(row, 0)?);
-            }
-        }
+        let names = removable(&rows)?;
         let mut removed = 0;
         for names in names.chunks(PURGE_ROWS) {
             removed += pool.execute_text(purge(names, retention), until).await?;
