@@ -24,7 +24,8 @@ pub enum Route {
 /// count. A method must not use the backend under test, or a defect of the backend could hide itself. A method that fails panics
 /// with instructions.
 ///
-/// The cases of the group `a_fixture` run first. They check that each method has its effect at the server.
+/// The cases of the group `a_fixture` run first. They check each effect at the server whose lack no
+/// other case would notice.
 ///
 /// A fixture must not spawn a server for its backends on the keeper's runtime: a case blocks that runtime to simulate a paused
 /// process.

@@ -8,39 +8,16 @@ macro_rules! for_each_case {
         $($then)*! {
             a_fixture {
                 begins_empty
-                has_a_ttl_that_the_backend_takes
-                has_one_namespace
                 has_a_backend_with_a_retention
-                has_an_operator
-                waits_until_all_are_connected
-                reads_the_record
                 counts_what_the_server_holds
                 counts_what_is_served
-                breaks_one_route_only
                 closes_connections
-                drops_all_traffic
-                delays_the_path
-                loses_replies
                 loses_pushes
                 holds_and_delivers
-                delivers_until_all_is_processed
                 doubles_requests
-                heals_the_path
-                stops_and_starts
-                kills_and_starts
                 kills_without_an_orderly_stop
-                starts_without_data
-                pauses_and_resumes
-                refuses_the_user
-                refuses_writes
-                fills_the_store
-                fills_the_connections
-                flushes_scripts
                 steps_the_clock_forward
                 steps_the_clock_back
-                removes_a_record
-                corrupts_a_record
-                writes_another_version
             }
             exclusion {
                 one_holder_at_a_time

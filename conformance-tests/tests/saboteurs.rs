@@ -40,39 +40,16 @@ macro_rules! fails {
 saboteurs! {
     a_fixture {
         begins_empty: SharesItsNamespace, "Fixture::new: ";
-        has_a_ttl_that_the_backend_takes: HasATinyTtl, "Fixture::ttl: ";
-        has_one_namespace: SharesNothing, "Fixture::backend: ";
         has_a_backend_with_a_retention: RetainsForEver, "Fixture::backend_with_retention: the record";
-        has_an_operator: RefusesItsOperator, "Fixture::operator: ";
-        waits_until_all_are_connected: ConnectsLate, "Fixture::connected: ";
-        reads_the_record: ReadsNoRecord, "Fixture::record: it does not see a lease";
         counts_what_the_server_holds: CountsNothing, "Fixture::resource_counts: two clients";
         counts_what_is_served: CountsNoRequest, "Fixture::served: an acquire";
-        breaks_one_route_only: HasOneRoute, "Fixture::backend(Route::Clear): ";
         closes_connections: DisconnectsNothing, "Fixture::path(Disconnect): an acquire got the reply";
-        drops_all_traffic: DropsNothing, "Fixture::path(DropTraffic): an acquire got the reply";
-        delays_the_path: DelaysNothing, "Fixture::path(Delay): a request and its reply";
-        loses_replies: LosesNoReplies, "Fixture::path(LoseReplies): an acquire got the reply";
         loses_pushes: LosesNoPushes, "Fixture::path(LosePushes): a push has arrived";
         holds_and_delivers: DeliversNothing, "Fixture::deliver: it has returned";
-        delivers_until_all_is_processed: DeliversLater, "Fixture::deliver: it has returned after";
         doubles_requests: DoublesNothing, "Fixture::path(Double): the number";
-        heals_the_path: HealsNothing, "Fixture::heal after Disconnect";
-        stops_and_starts: StopsNothing, "Fixture::server(Stop): an acquire got the reply";
-        kills_and_starts: KillsNothing, "Fixture::server(Kill): an acquire got the reply";
         kills_without_an_orderly_stop: KillsInOrder, "Fixture::server(Kill): a server that was killed";
-        starts_without_data: KeepsTheData, "Fixture::server(Start(Lost)): it still has";
-        pauses_and_resumes: PausesNothing, "Fixture::server(Pause): within";
-        refuses_the_user: RefusesNobody, "Fixture::server(RefuseUser): an acquire got the reply";
-        refuses_writes: TakesWrites, "Fixture::server(ReadOnly): an acquire got the reply";
-        fills_the_store: FillsNoStore, "Fixture::server(Fill(Data)): an acquire got the reply";
-        fills_the_connections: FillsNoConnections, "Fixture::server(Fill(Connections)): an acquire got the reply";
-        flushes_scripts: StopsInsteadOfFlushing, "Fixture::server(FlushScripts): an acquire gets a reply again";
         steps_the_clock_forward: StepsNoClock, "Fixture::server(ClockForward(";
         steps_the_clock_back: StepsNoClock, "Fixture::server(ClockBack(";
-        removes_a_record: RemovesNothing, "Fixture::tamper(Remove): ";
-        corrupts_a_record: CorruptsNothing, "Fixture::tamper(Corrupt): an acquire got the reply";
-        writes_another_version: WritesThisVersion, "Fixture::tamper(OtherVersion): an acquire got the reply";
     }
     exclusion {
         one_holder_at_a_time: GrantsEverybody, "two clients hold one lock";
@@ -302,16 +279,11 @@ mod further {
 
     fails! {
         a_fixture {
-            reads_the_record: ReadsNoWaiters, "Fixture::record: one claim waits";
             counts_what_the_server_holds: CountsNoPlaces, "Fixture::resource_counts: places";
             counts_what_is_served: CountsItself, "Fixture::served: a request of the fixture";
             closes_connections: DisconnectIsDropTraffic, "Fixture::path(Disconnect): an acquire fails with Unavailable";
-            drops_all_traffic: DropTrafficIsHold, "Fixture::path(DropTraffic): a request has arrived";
+            kills_without_an_orderly_stop: KillsNothing, "Fixture::server(";
             holds_and_delivers: HoldsNothing, "Fixture::path(Hold): a request that is held got a reply";
-            stops_and_starts: LosesTheData, "Fixture::server(Start(Kept)): the server has lost";
-            kills_and_starts: CannotStart, "Fixture::server(Start(Kept)): Fixture::server(Kill) is supported";
-            pauses_and_resumes: ResumesNothing, "Fixture::server(Resume): ";
-            refuses_the_user: RestoresNothing, "Fixture::server(Restore) after ";
         }
         capabilities {
             the_bounds_of_a_ttl_are_true: ShortensLongTtls, "instead of 86400s";
@@ -341,7 +313,6 @@ mod third {
 
     fails! {
         a_fixture {
-            reads_the_record: ReadsTheTtl, "Fixture::record: what is left of a lease";
             holds_and_delivers: HoldIsDropTraffic, "Fixture::deliver: it has returned";
         }
         reconnect {

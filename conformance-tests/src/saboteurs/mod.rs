@@ -67,16 +67,17 @@ pub trait Saboteur: Hooks {
         builder
     }
 
-    // Defects of the fixture's own methods. A case of the group `a_fixture` fails on each.
+    /// Notes the route of each backend.
+    fn on_backend(&self, _: Route) {}
+
+    /// Notes that the path is healed.
+    fn on_heal(&self) {}
+
+    // Defects of the fixture's own methods, which only the cases of the group `a_fixture` detect.
 
     /// The fault that the path gets instead, if any.
     fn path(&self, fault: PathFault) -> Option<PathFault> {
         Some(fault)
-    }
-
-    /// Whether the path can be healed.
-    fn heals(&self) -> bool {
-        true
     }
 
     /// Whether held requests can be delivered.
@@ -84,44 +85,14 @@ pub trait Saboteur: Hooks {
         true
     }
 
-    /// Whether held requests are delivered after `deliver` has returned.
-    fn delivers_later(&self) -> bool {
-        false
-    }
-
     /// A fault that the server gets a moment before.
     fn before(&self, _: &ServerFault) -> Option<ServerFault> {
         None
     }
 
-    /// The fault that the server gets instead.
-    fn instead(&self, fault: ServerFault) -> ServerFault {
-        fault
-    }
-
-    /// Whether this change of a record has an effect.
-    fn tampers(&self, _: Tamper) -> bool {
-        true
-    }
-
     /// Whether it claims to remove records of free locks, although it does not.
     fn claims_retention(&self) -> bool {
         false
-    }
-
-    /// The route of a backend.
-    fn route(&self, route: Route) -> Route {
-        route
-    }
-
-    /// The ttl of the cases.
-    fn ttl(&self, sound: Duration) -> Duration {
-        sound
-    }
-
-    /// The record that the fixture returns.
-    fn record(&self, seen: Record) -> Record {
-        seen
     }
 
     /// The resource counts that the fixture returns.
@@ -157,7 +128,8 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
     }
 
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
-        let backend = self.sound.backend(self.saboteur.route(route)).await;
+        self.saboteur.on_backend(route);
+        let backend = self.sound.backend(route).await;
         if S::AT_SERVER {
             return backend;
         }
@@ -176,7 +148,7 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
     }
 
     fn ttl(&self) -> Duration {
-        self.saboteur.ttl(self.sound.ttl())
+        self.sound.ttl()
     }
 
     async fn path(&self, fault: PathFault) {
@@ -186,19 +158,12 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
     }
 
     async fn heal(&self) {
-        if self.saboteur.heals() {
-            self.sound.heal().await;
-        }
+        self.saboteur.on_heal();
+        self.sound.heal().await;
     }
 
     async fn deliver(&self) {
-        if self.saboteur.delivers_later() {
-            let faults = self.sound.faults.clone();
-            tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                faults.deliver().await;
-            });
-        } else if self.saboteur.delivers() {
+        if self.saboteur.delivers() {
             self.sound.deliver().await;
         }
     }
@@ -210,14 +175,11 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
         }
         match self.saboteur.server(&fault) {
             Some(outcome) => outcome,
-            None => self.sound.server(self.saboteur.instead(fault)).await,
+            None => self.sound.server(fault).await,
         }
     }
 
     async fn tamper(&self, name: &LockName, tamper: Tamper) -> Result<(), Unsupported> {
-        if !self.saboteur.tampers(tamper) {
-            return Ok(());
-        }
         self.sound.tamper(name, tamper).await
     }
 
@@ -226,7 +188,7 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
     }
 
     async fn record(&self, name: &LockName) -> Record {
-        self.saboteur.record(self.sound.record(name).await)
+        self.sound.record(name).await
     }
 
     async fn resource_counts(&self) -> ResourceCounts {

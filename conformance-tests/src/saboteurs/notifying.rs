@@ -83,9 +83,8 @@ impl<M: Mistake> Saboteur for Notifying<M> {
         Self { shared: Arc::default(), mistake: PhantomData }
     }
 
-    fn route(&self, route: Route) -> Route {
+    fn on_backend(&self, route: Route) {
         lock(&self.shared.routes).push(route);
-        route
     }
 
     fn path(&self, fault: PathFault) -> Option<PathFault> {
@@ -93,9 +92,8 @@ impl<M: Mistake> Saboteur for Notifying<M> {
         Some(fault)
     }
 
-    fn heals(&self) -> bool {
+    fn on_heal(&self) {
         self.shared.is_broken.store(false, Ordering::SeqCst);
-        true
     }
 }
 

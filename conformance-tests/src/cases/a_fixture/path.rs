@@ -1,19 +1,30 @@
-//! `backend` by its two routes, `path` with each fault, `heal` and `deliver`.
+//! `path` with the faults that no other case proves to have an effect, and `deliver`.
 
 use std::time::Duration;
 
 use leasehold_core::backend::{AcquireOutcome, Delivery, Event, TtlScope, Waiting};
 use leasehold_core::{ErrorKind, LockName};
 
-use super::{becomes_unavailable, fails, gets_a_reply, long};
+use super::long;
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::support::{AT_ONCE, POLL_INTERVAL, Stopwatch, join_all, name};
+use crate::support::{AT_ONCE, BACK, POLL_INTERVAL, Stopwatch, becomes, name};
 
-/// A request without a reply may fail with another kind for two reasons. The author of a new backend has to look at both.
-const UNANSWERED: &str = "a request was sent and got no reply. Either the fault closes or refuses connections, or the backend returns \
-                          another kind than `Indeterminate` for a request that may have left";
+/// Sends one acquire of a new claim, which must get no reply. Returns the kind of its error.
+async fn fails(client: &Direct, name: &LockName, ttl: Duration, what: &str) -> ErrorKind {
+    match client.acquire(&client.claim(name), ttl).await {
+        Err(error) => error.kind(),
+        Ok(reply) => panic!("{what}: an acquire got the reply {reply:?}"),
+    }
+}
+
+/// Sends acquires until one fails with `Unavailable`. None of them may get a reply.
+async fn becomes_unavailable(client: &Direct, name: &LockName, ttl: Duration, what: &str) {
+    let bound = BACK + client.capabilities().call_bound;
+    let text = format!("{what}: an acquire fails with Unavailable");
+    becomes(bound, &text, async || fails(client, name, ttl, what).await, |kind| *kind == ErrorKind::Unavailable).await;
+}
 
 /// Asserts that the server has received no request for a lock: not now, and not after the path is healed.
 async fn nothing_arrives(fixture: &dyn Fixture, name: &LockName, served: u64, what: &str) {
@@ -22,17 +33,6 @@ async fn nothing_arrives(fixture: &dyn Fixture, name: &LockName, served: u64, wh
     tokio::time::sleep(AT_ONCE).await;
     assert_eq!(fixture.served().await, served, "{what}: a request has arrived");
     assert_eq!(fixture.record(name).await.lease(), None, "{what}: a request has arrived");
-}
-
-/// `Fixture::path` breaks [`Route::Faulty`] and leaves [`Route::Clear`] alone.
-pub async fn breaks_one_route_only(fixture: &dyn Fixture) {
-    let (ann, name) = (Direct::warm(fixture, Route::Clear).await, name("clear route"));
-    fixture.path(PathFault::DropTraffic).await;
-    let reply = ann.acquire(&ann.claim(&name), long(fixture)).await;
-    assert!(
-        matches!(reply, Ok(AcquireOutcome::Granted(_))),
-        "Fixture::backend(Route::Clear): a fault of the path breaks the clear route: {reply:?}"
-    );
 }
 
 /// `Fixture::path(Disconnect)`: nothing arrives by connections that are open, and new ones are refused.
@@ -46,56 +46,6 @@ pub async fn closes_connections(fixture: &dyn Fixture) {
         becomes_unavailable(client, &name, long(fixture), WHAT).await;
     }
     nothing_arrives(fixture, &name, served, WHAT).await;
-}
-
-/// `Fixture::path(DropTraffic)`: nothing gets a reply and nothing arrives, neither now nor later.
-pub async fn drops_all_traffic(fixture: &dyn Fixture) {
-    const WHAT: &str = "Fixture::path(DropTraffic)";
-    let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("silent"));
-    let served = fixture.served().await;
-    fixture.path(PathFault::DropTraffic).await;
-    let stopwatch = Stopwatch::start();
-    let kind = fails(&ann, &name, long(fixture), WHAT).await;
-    assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: {UNANSWERED}");
-    // The client detects a refused or closed connection at once.
-    stopwatch.not_before(ann.capabilities().call_bound / 4, WHAT);
-    nothing_arrives(fixture, &name, served, WHAT).await;
-}
-
-/// `Fixture::path(Delay)`: a request, its reply and a push are each delayed.
-pub async fn delays_the_path(fixture: &dyn Fixture) {
-    const WHAT: &str = "Fixture::path(Delay)";
-    let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("delayed"));
-    let bob = Direct::warm(fixture, Route::Clear).await;
-    let delay = AT_ONCE.min(ann.capabilities().call_bound / 8);
-    fixture.path(PathFault::Delay(delay)).await;
-    let stopwatch = Stopwatch::start();
-    let reply = ann.acquire(&ann.claim(&name), long(fixture)).await;
-    assert!(reply.is_ok(), "{WHAT}: delayed requests arrive: {reply:?}");
-    stopwatch.not_before(delay * 2, &format!("{WHAT}: a request and its reply"));
-    fixture.heal().await;
-    if let Some(notified) = notified_after(fixture, &bob, &ann, Some(PathFault::Delay(delay))).await {
-        assert!(notified >= delay, "{WHAT}: a push came {notified:?} after the release, the delay is {delay:?}");
-    }
-}
-
-/// `Fixture::path(LoseReplies)`: a request takes effect; its reply is lost, and so is a push.
-pub async fn loses_replies(fixture: &dyn Fixture) {
-    const WHAT: &str = "Fixture::path(LoseReplies)";
-    let (ann, name) = (Direct::warm(fixture, Route::Faulty).await, name("unanswered"));
-    let (bob, served) = (Direct::warm(fixture, Route::Clear).await, fixture.served().await);
-    fixture.path(PathFault::LoseReplies).await;
-    let kind = fails(&ann, &name, long(fixture), WHAT).await;
-    assert_eq!(kind, ErrorKind::Indeterminate, "{WHAT}: {UNANSWERED}");
-    match ann.capabilities().ttl_scope {
-        // The client ends the connection of a request without a reply, and with it a lease.
-        TtlScope::Connection => assert!(fixture.served().await > served, "{WHAT}: the request has not arrived"),
-        _ => assert!(fixture.record(&name).await.lease().is_some(), "{WHAT}: the request has not arrived"),
-    }
-    fixture.heal().await;
-    gets_a_reply(&ann, &name, long(fixture), "Fixture::heal").await;
-    let notified = notified_after(fixture, &bob, &ann, Some(PathFault::LoseReplies)).await;
-    assert_eq!(notified, None, "{WHAT}: a push has arrived");
 }
 
 /// `Fixture::path(LosePushes)`: requests and replies arrive, and pushes do not, until the path is healed.
@@ -190,26 +140,6 @@ pub async fn holds_and_delivers(fixture: &dyn Fixture) {
     );
 }
 
-/// `Fixture::deliver`: returns when the server has processed the requests, and not when they were sent: nothing arrives after that.
-pub async fn delivers_until_all_is_processed(fixture: &dyn Fixture) {
-    const REQUESTS: usize = 20;
-    let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, long(fixture));
-    if ann.capabilities().ttl_scope == TtlScope::Connection || !fixture.late_requests_arrive() {
-        return fixture.empty("a request that is delivered late arrives on a connection that has ended");
-    }
-    fixture.path(PathFault::Hold).await;
-    let claims: Vec<_> = (0..REQUESTS).map(|index| ann.claim(&name(&format!("held back {index}")))).collect();
-    let replies = join_all(claims.iter().map(|claim| ann.acquire(claim, ttl))).await;
-    assert!(replies.iter().all(Result::is_err), "Fixture::path(Hold): a request that is held got a reply: {replies:?}");
-    fixture.heal().await;
-    fixture.deliver().await;
-    let leases = async || fixture.resource_counts().await.leases;
-    let then = leases().await;
-    tokio::time::sleep(AT_ONCE * 2).await;
-    let now = leases().await;
-    assert!(then > 0 && then == now, "Fixture::deliver: it has returned after {then} of {now} leases were granted");
-}
-
 /// `Fixture::path(Double)`: the server processes every request twice.
 pub async fn doubles_requests(fixture: &dyn Fixture) {
     const WHAT: &str = "Fixture::path(Double)";
@@ -237,28 +167,4 @@ pub async fn doubles_requests(fixture: &dyn Fixture) {
         once * 2,
         "{WHAT}: the number of requests that the server processed for one acquire and one release"
     );
-}
-
-/// `Fixture::heal` ends each fault for later requests. A second fault replaces the first.
-pub async fn heals_the_path(fixture: &dyn Fixture) {
-    let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, long(fixture));
-    let delay = ann.capabilities().call_bound;
-    let faults = [
-        PathFault::Disconnect,
-        PathFault::DropTraffic,
-        PathFault::Delay(delay),
-        PathFault::LoseReplies,
-        PathFault::Hold,
-    ];
-    for fault in faults {
-        let name = name(&format!("healed {fault:?}"));
-        fixture.path(fault.clone()).await;
-        // The fault must have an effect before it is healed.
-        let _ = ann.acquire(&ann.claim(&name), ttl).await;
-        fixture.heal().await;
-        gets_a_reply(&ann, &name, ttl, &format!("Fixture::heal after {fault:?}")).await;
-    }
-    fixture.path(PathFault::DropTraffic).await;
-    fixture.path(PathFault::Double).await;
-    gets_a_reply(&ann, &name("replaced"), ttl, "Fixture::path: a second fault replaces the first").await;
 }

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{AcquireOutcome, Delivery, RenewRequest, TtlScope, Waiting};
+use leasehold_core::backend::{Delivery, RenewRequest, TtlScope, Waiting};
 
 use super::long;
-use crate::clients::LONG;
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Record, ResourceCounts, Route};
@@ -20,30 +19,6 @@ pub async fn begins_empty(fixture: &dyn Fixture) {
     );
     assert_eq!(fixture.record(&name("nobody")).await, Record::default(), "Fixture::record of an unused lock");
     assert_eq!(fixture.served().await, 0, "Fixture::served: no request was sent yet");
-}
-
-/// `Fixture::ttl`: the backend accepts it and the multiples that the cases use.
-pub async fn has_a_ttl_that_the_backend_takes(fixture: &dyn Fixture) {
-    let (ttl, capabilities) = (fixture.ttl(), fixture.backend(Route::Clear).await.capabilities());
-    assert!(ttl >= capabilities.min_ttl, "Fixture::ttl: {ttl:?} is shorter than {:?}", capabilities.min_ttl);
-    let longest = ttl * LONG;
-    assert!(
-        longest <= capabilities.max_ttl,
-        "Fixture::ttl: the cases use up to {longest:?}, longer than {:?}",
-        capabilities.max_ttl
-    );
-}
-
-/// `Fixture::backend`: all its backends see the same locks.
-pub async fn has_one_namespace(fixture: &dyn Fixture) {
-    let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Faulty).await);
-    let name = name("shared");
-    ann.granted(&ann.claim(&name), long(fixture)).await;
-    let reply = bob.acquire(&bob.claim(&name), long(fixture)).await;
-    assert!(
-        matches!(reply, Ok(AcquireOutcome::Contended { .. } | AcquireOutcome::Queued { .. })),
-        "Fixture::backend: a second backend does not see the lease of the first: {reply:?}"
-    );
 }
 
 /// `Fixture::backend_with_retention`: the record of a free lock is removed after that time.
@@ -75,63 +50,6 @@ pub async fn has_a_backend_with_a_retention(fixture: &dyn Fixture) {
         tokio::time::sleep(RETENTION / 20).await;
     }
     stopwatch.not_before(RETENTION / 2, WHAT);
-}
-
-/// `Fixture::operator`: may list locks and examine the store, if the backend supports that.
-pub async fn has_an_operator(fixture: &dyn Fixture) {
-    const WHAT: &str = "Fixture::operator";
-    let operator = Direct::attach(fixture.operator().await);
-    let extensions = operator.backend().extensions();
-    if extensions.list.is_none() && extensions.examine.is_none() {
-        return fixture.empty("it neither lists locks nor examines the store");
-    }
-    if let Some(list) = extensions.list {
-        let listed = list.list("", 10).await;
-        assert!(listed.is_ok(), "{WHAT}: it may not list locks: {listed:?}");
-    }
-    if let Some(examine) = extensions.examine {
-        let examined = examine.examine().await;
-        assert!(examined.is_ok(), "{WHAT}: it may not examine the store: {examined:?}");
-    }
-}
-
-/// `Fixture::connected`: when it returns, no connection is being established.
-pub async fn waits_until_all_are_connected(fixture: &dyn Fixture) {
-    let (_ann, _bob) = (Direct::warm(fixture, Route::Faulty).await, Direct::warm(fixture, Route::Clear).await);
-    fixture.connected().await;
-    let then = fixture.resource_counts().await.connections;
-    tokio::time::sleep(AT_ONCE * 2).await;
-    let now = fixture.resource_counts().await.connections;
-    assert_eq!(now, then, "Fixture::connected: it has returned, and connections were still being established");
-}
-
-/// `Fixture::record`: what is left of the lease, its token and the waiters, read while the faulty route drops all traffic.
-pub async fn reads_the_record(fixture: &dyn Fixture) {
-    const WHAT: &str = "Fixture::record";
-    let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::warm(fixture, Route::Clear).await);
-    let (name, ttl, claim) = (name("recorded"), long(fixture), ann.claim(&name("recorded")));
-    let grant = ann.granted(&claim, ttl).await;
-    fixture.path(PathFault::DropTraffic).await;
-    let record = fixture.record(&name).await;
-    let left = record.lease().unwrap_or_else(|| panic!("{WHAT}: it does not see a lease: {record:?}"));
-    let most = ttl + ann.capabilities().ttl_granularity;
-    assert!(left > ttl / 2 && left <= most, "{WHAT}: a lease of {ttl:?} has {left:?} left");
-    assert_eq!(record.last_token, Some(grant.token), "{WHAT}: the token of the last grant");
-    assert_eq!(record.waiting(), 0, "{WHAT}: no claim waits");
-    let pause = AT_ONCE + fixture.record_step();
-    tokio::time::sleep(pause).await;
-    let later = fixture.record(&name).await.lease().unwrap_or_default();
-    assert!(later < left, "{WHAT}: what is left of a lease was {left:?}, and {later:?} after {pause:?}");
-    if ann.capabilities().waiting == Waiting::ServerQueue {
-        let waiter = bob.claim(&name);
-        bob.not_granted(&waiter, ttl).await;
-        let waiting = async || fixture.record(&name).await.waiting() == 1;
-        eventually(AT_ONCE, &format!("{WHAT}: one claim waits"), waiting).await;
-        bob.release(&waiter, Delivery::Confirmed).await.expect("a waiter leaves");
-        assert_eq!(fixture.record(&name).await.waiting(), 0, "{WHAT}: no claim waits any more");
-    }
-    ann.release(&claim, Delivery::Confirmed).await.expect("a release");
-    assert_eq!(fixture.record(&name).await.lease(), None, "{WHAT}: the lease was released");
 }
 
 /// `Fixture::resource_counts`: counts leases, places and connections, and shows when they are gone. Notes and counters stay for a
