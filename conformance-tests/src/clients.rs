@@ -12,12 +12,12 @@ use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, eventually, name};
 use crate::timing_control::in_time;
 
-/// The ttl of a lease that does not end during a case, in ttls of the fixture: no delay of less than a second can be confused with
-/// its end.
+/// The ttl of a lease that does not end during a case, in ttls of the fixture: no delay of less than a second can be
+/// confused with its end.
 pub(crate) const LONG: u32 = 25;
 
-/// The ttl of a lease whose renewals a case observes and that must not be lost, in ttls of the fixture. The machine may pause for
-/// more than a second.
+/// The ttl of a lease whose renewals a case observes and that must not be lost, in ttls of the fixture. The machine may
+/// pause for more than a second.
 const STEADY: u32 = 5;
 
 /// The ttl of a [`steady_client`].
@@ -54,7 +54,7 @@ pub(crate) async fn long_client(fixture: &dyn Fixture, route: Route) -> LockClie
     build(builder(fixture, route).await.ttl(long_ttl(fixture)))
 }
 
-/// The ttl of its leases.
+/// The ttl of the leases of a [`long_client`].
 pub(crate) fn long_ttl(fixture: &dyn Fixture) -> Duration {
     fixture.ttl() * LONG
 }
@@ -64,8 +64,8 @@ pub(crate) async fn operator(fixture: &dyn Fixture) -> LockClient {
     build(fixture.tune(LockClient::builder(fixture.operator().await).ttl(fixture.ttl())))
 }
 
-/// A client whose leases do not end during a case, with an established connection: a fault then meets a request and not a first
-/// connection.
+/// A client whose leases do not end during a case, with an established connection: a fault then meets a request and not
+/// a first connection.
 pub(crate) async fn warm_client(fixture: &dyn Fixture, route: Route) -> LockClient {
     let client = long_client(fixture, route).await;
     hold(&client, &name("warm")).await.release().await.expect("a release");
@@ -148,7 +148,8 @@ pub(crate) fn queued(
     }
 }
 
-/// Polls a future at most this many times, each time it is woken, and then drops it. Returns its output if it has ended.
+/// Polls a future at most this many times, each time it is woken, and then drops it. Returns its output if it has
+/// ended.
 pub(crate) async fn polled<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut left = polls;

@@ -34,8 +34,8 @@ impl Direct {
         Self::attach(fixture.backend(route).await)
     }
 
-    /// The same, with an established connection, after an acquire with a longer ttl than any in use: a store may have to record a
-    /// ttl before the first lease with it.
+    /// The same, with an established connection, after an acquire with a longer ttl than any in use: a store may have
+    /// to record a ttl before the first lease with it.
     pub async fn warm(fixture: &dyn Fixture, route: Route) -> Self {
         let client = Self::new(fixture, route).await;
         let claim = client.claim(&support::name("warm"));
@@ -134,8 +134,8 @@ impl Direct {
         }
     }
 
-    /// The same for a lock that had a waiter. A store without a queue may reserve a free lock for a waiter for a moment. That
-    /// moment is over at the second attempt.
+    /// The same for a lock that had a waiter. A store without a queue may reserve a free lock for a waiter for a
+    /// moment. That moment is over at the second attempt.
     pub async fn granted_soon(&self, claim: &Claim, ttl: Duration) -> Grant {
         match self.acquire(claim, ttl).await {
             Ok(AcquireOutcome::Granted(grant)) => return grant,
@@ -214,8 +214,8 @@ impl Direct {
         reply
     }
 
-    /// A stamp is from before the request was sent, and not from the future. The stamp of a session may be as old as a third of the
-    /// ttl.
+    /// A stamp is from before the request was sent, and not from the future. The stamp of a session may be as old as a
+    /// third of the ttl.
     fn check(&self, before: Stamp, confirmation: &Confirmation) {
         assert!(
             confirmation.sent <= self.now() && !confirmation.ttl.is_zero(),

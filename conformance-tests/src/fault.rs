@@ -15,8 +15,8 @@ pub enum PathFault {
     LoseReplies,
     /// Requests and replies arrive; pushes are lost.
     LosePushes,
-    /// Requests are kept until [`Fixture::deliver`](crate::Fixture::deliver), and arrive then even if their clients have
-    /// given up.
+    /// Requests are kept until [`Fixture::deliver`](crate::Fixture::deliver), and arrive then even if their clients
+    /// have given up.
     Hold,
     /// Every request arrives twice. The caller gets the first reply.
     Double,
@@ -99,8 +99,8 @@ impl Unsupported {
         Self { reason, why: Why::Nature }
     }
 
-    /// A fault that the backend can have, and that this fixture may not cause, for this reason: others use its server too. A case that needs
-    /// the fault proves nothing then, and the report lists it.
+    /// A fault that the backend can have, and that this fixture may not cause, for this reason: others use its server
+    /// too. A case that needs the fault proves nothing then, and the report lists it.
     pub const fn withheld(reason: &'static str) -> Self {
         Self { reason, why: Why::Withheld }
     }

@@ -23,11 +23,12 @@ use crate::fixture::Route;
 
 /// A backend with injected faults of the path and of the server, which [`Faults`] switches.
 ///
-/// For a backend inside the process, such as the memory backend, this injects both path and server faults. Around a backend with a
-/// real server it adds the faults that a proxy cannot inject.
+/// For a backend inside the process, such as the memory backend, this injects both path and server faults. Around a
+/// backend with a real server it adds the faults that a proxy cannot inject.
 ///
-/// Requests run separately from their calls, as at a server: they continue when the call is dropped or gives up. During a fault,
-/// the stamp of a reply is at most the start of the call, because a delay on the path comes after the request was sent.
+/// Requests run separately from their calls, as at a server: they continue when the call is dropped or gives up. During
+/// a fault, the stamp of a reply is at most the start of the call, because a delay on the path comes after the request
+/// was sent.
 pub struct Faulty<B: ?Sized> {
     faults: Arc<Shared>,
     route: Route,
@@ -40,8 +41,8 @@ impl<B: LockBackend + ?Sized> Faulty<B> {
         Self { faults, route, core: OnceLock::new(), inner }
     }
 
-    /// The latest stamp that the reply of a call may have if the call begins now. Without a fault there is no limit: the wrapper
-    /// must not hide a backend that takes its stamps too late.
+    /// The latest stamp that the reply of a call may have if the call begins now. Without a fault there is no limit:
+    /// the wrapper must not hide a backend that takes its stamps too late.
     fn latest_stamp(&self, line: &Line) -> Stamp {
         match self.core.get() {
             Some((_, core)) if !line.is_clear() => core.stamp(),

@@ -20,15 +20,15 @@ pub enum Route {
 
 /// A backend under test: a namespace of its own on a server, in which no lock exists yet.
 ///
-/// Every case creates a fresh one, and several cases run at once. So fixtures must not share anything that a case can break or
-/// count. A method must not use the backend under test, or a defect of the backend could hide itself. A method that fails panics
-/// with instructions.
+/// Every case creates a fresh one, and several cases run at once. So fixtures must not share anything that a case can
+/// break or count. A method must not use the backend under test, or a defect of the backend could hide itself. A method
+/// that fails panics with instructions.
 ///
 /// The cases of the group `a_fixture` run first. They check each effect at the server whose lack no
 /// other case would notice.
 ///
-/// A fixture must not spawn a server for its backends on the keeper's runtime: a case blocks that runtime to simulate a paused
-/// process.
+/// A fixture must not spawn a server for its backends on the keeper's runtime: a case blocks that runtime to simulate a
+/// paused process.
 #[async_trait]
 pub trait Fixture: Send + Sync + 'static {
     /// Starts the server. If it cannot be started, this panics with instructions; no case is skipped.
@@ -36,30 +36,30 @@ pub trait Fixture: Send + Sync + 'static {
     where
         Self: Sized;
 
-    /// A backend for one client, not yet attached, on the namespace of this fixture. It may be called from any runtime. The first
-    /// call may still have to connect.
+    /// A backend for one client, not yet attached, on the namespace of this fixture. It may be called from any runtime.
+    /// The first call may still have to connect.
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend>;
 
-    /// As [`backend`](Self::backend) by the clear route, set to remove the record of a free lock after `retention`. Cases pass one
-    /// second.
+    /// As [`backend`](Self::backend) by the clear route, set to remove the record of a free lock after `retention`.
+    /// Cases pass one second.
     ///
     /// # Errors
     /// If the store removes no record by its age.
     async fn backend_with_retention(&self, retention: Duration) -> Result<Arc<dyn LockBackend>, Unsupported>;
 
-    /// A backend for an operator, who may list locks and examine the store. As [`backend`](Self::backend) by the clear route if no
-    /// separate permission is needed.
+    /// A backend for an operator, who may list locks and examine the store. As [`backend`](Self::backend) by the clear
+    /// route if no separate permission is needed.
     async fn operator(&self) -> Arc<dyn LockBackend> {
         self.backend(Route::Clear).await
     }
 
-    /// A case calls this if the capabilities of the backend leave it nothing to prove. The runner of the suite records it. A
-    /// fixture does not implement it.
+    /// A case calls this if the capabilities of the backend leave it nothing to prove. The runner of the suite records
+    /// it. A fixture does not implement it.
     fn empty(&self, _reason: &str) {}
 
-    /// Waits until every client has all its connections, if the server runs. A store may notify its clients of grants over a
-    /// connection that they establish beside their first calls. Cases call this before they count requests or connections, rely on
-    /// notifications, or hold the next request.
+    /// Waits until every client has all its connections, if the server runs. A store may notify its clients of grants
+    /// over a connection that they establish beside their first calls. Cases call this before they count requests or
+    /// connections, rely on notifications, or hold the next request.
     async fn connected(&self) {}
 
     /// Secrets in the settings of its backends, such as passwords. They must not be shown anywhere.
@@ -67,31 +67,32 @@ pub trait Fixture: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// The shortest usable ttl: at least the backend's own bound, and long enough that a busy machine with two cores does not lose
-    /// a renewed lease. The cases scale all times by it.
+    /// The shortest usable ttl: at least the backend's own bound, and long enough that a busy machine with two cores
+    /// does not lose a renewed lease. The cases scale all times by it.
     fn ttl(&self) -> Duration;
 
-    /// Changes the builder of every client of a case. A fixture of a backend changes nothing; a saboteur breaks a client here.
+    /// Changes the builder of every client of a case. A fixture of a backend changes nothing; a saboteur breaks a
+    /// client here.
     fn tune(&self, builder: LockClientBuilder) -> LockClientBuilder {
         builder
     }
 
-    /// Breaks [`Route::Faulty`], also for open connections. A second fault replaces the first one. Lost requests stay lost, and
-    /// held requests stay held.
+    /// Breaks [`Route::Faulty`], also for open connections. A second fault replaces the first one. Lost requests stay
+    /// lost, and held requests stay held.
     ///
-    /// Every backend supports these faults: if there is no proxy for its protocol, [`Faulty`](crate::Faulty) around the backend
-    /// injects them.
+    /// Every backend supports these faults: if there is no proxy for its protocol, [`Faulty`](crate::Faulty) around the
+    /// backend injects them.
     async fn path(&self, fault: PathFault);
 
     /// Ends the fault of the path for later requests. Held requests stay held.
     async fn heal(&self);
 
-    /// Delivers the requests that [`PathFault::Hold`] kept, in order, although their clients have given up. Returns when the server
-    /// has processed them.
+    /// Delivers the requests that [`PathFault::Hold`] kept, in order, although their clients have given up. Returns
+    /// when the server has processed them.
     async fn deliver(&self);
 
-    /// Whether a request that [`deliver`](Self::deliver) delivers late takes effect. It does not if the server ends a connection as soon
-    /// as its client continues on another one.
+    /// Whether a request that [`deliver`](Self::deliver) delivers late takes effect. It does not if the server ends a
+    /// connection as soon as its client continues on another one.
     fn late_requests_arrive(&self) -> bool {
         true
     }
@@ -99,7 +100,8 @@ pub trait Fixture: Send + Sync + 'static {
     /// Injects or ends a fault of the server.
     ///
     /// # Errors
-    /// [`Unsupported::because`] if the backend cannot have the fault, [`Unsupported::withheld`] if the server is not the fixture's own.
+    /// [`Unsupported::because`] if the backend cannot have the fault, [`Unsupported::withheld`] if the server is not
+    /// the fixture's own.
     async fn server(&self, fault: ServerFault) -> Result<(), Unsupported>;
 
     /// Changes the server's record of a lock without its clients.
@@ -116,8 +118,8 @@ pub trait Fixture: Send + Sync + 'static {
     /// Counts the resources of this namespace at the server, and its open connections.
     async fn resource_counts(&self) -> ResourceCounts;
 
-    /// The number of requests about locks that the server has processed since it started, each once. Requests of the fixture itself
-    /// do not count, nor those that keep a connection open.
+    /// The number of requests about locks that the server has processed since it started, each once. Requests of the
+    /// fixture itself do not count, nor those that keep a connection open.
     async fn served(&self) -> u64;
 }
 

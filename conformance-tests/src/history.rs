@@ -115,11 +115,11 @@ impl History {
         self.clock.now().since_start()
     }
 
-    /// Records a hold that began at `from` and ends now. Call it before the release. `is_held` checks the guard; a lease whose loss
-    /// was not yet reported counts only as a grant.
+    /// Records a hold that began at `from` and ends now. Call it before the release. `is_held` checks the guard; a
+    /// lease whose loss was not yet reported counts only as a grant.
     pub fn ends(&self, lock: &LockName, token: FencingToken, from: Duration, is_held: impl FnOnce() -> bool) {
-        // Reads the time before the check: a lock that is held afterwards was held at that time, even if the process pauses in
-        // between.
+        // Reads the time before the check: a lock that is held afterwards was held at that time, even if the process
+        // pauses in between.
         let now = self.now();
         let until = if is_held() { now } else { from };
         self.push(Hold { lock: lock.clone(), token, from, until });

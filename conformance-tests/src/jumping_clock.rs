@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use leasehold_core::backend::{Clock, Stamp, SystemClock};
 
-/// The machine's clock, set forward as by a suspend. The client's timers do not fire earlier, so it detects the step only when it
-/// reads the clock.
+/// The machine's clock, set forward as by a suspend. The client's timers do not fire earlier, so it detects the step
+/// only when it reads the clock.
 #[derive(Default)]
 pub(crate) struct JumpingClock {
     real: SystemClock,

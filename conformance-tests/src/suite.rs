@@ -11,8 +11,8 @@ use tokio::runtime::Runtime;
 use crate::fixture::Fixture;
 use crate::report::Reported;
 
-/// The time limit of a case: only a hang takes longer, also on a busy machine. Most take a second. The longest one takes
-/// 29 s on an idle machine of two cores.
+/// The time limit of a case: only a hang takes longer, also on a busy machine. Most take a second. The longest one
+/// takes 29 s on an idle machine of two cores.
 pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Generates one named test per case for a fixture.
@@ -103,8 +103,8 @@ pub const CASES: &[&str] = crate::for_each_case! { [crate::case_names] };
 /// A case that can be run.
 pub type Case = for<'a> fn(&'a dyn Fixture) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// Runs a case with a fresh fixture, as [`run`] does. The fixture is created inside the runtime and dropped outside it, so its drop
-/// may block.
+/// Runs a case with a fresh fixture, as [`run`] does. The fixture is created inside the runtime and dropped outside it,
+/// so its drop may block.
 ///
 /// # Panics
 /// If the case panics or does not end by the deadline.

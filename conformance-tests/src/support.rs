@@ -17,12 +17,12 @@ use crate::timing_control::in_time;
 /// The pause between two checks of a condition.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// "At once": the bound of an event that needs a message and no timer. It is far below a third of any ttl, after which a renewal
-/// would detect the event.
+/// "At once": the bound of an event that needs a message and no timer. It is far below a third of any ttl, after which
+/// a renewal would detect the event.
 pub(crate) const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// How long a backend may take to detect that its server is back, in addition to the bound of a call: the pauses between two
-/// attempts.
+/// How long a backend may take to detect that its server is back, in addition to the bound of a call: the pauses
+/// between two attempts.
 pub(crate) const BACK: Duration = Duration::from_secs(2);
 
 /// The latest report of a loss after the validity has ended.

@@ -15,10 +15,11 @@ const NEVER: Duration = Duration::from_secs(3);
 
 /// Waits for `work`, which must end within `bound`.
 ///
-/// A timing control starts together with it: two threads, one after the other, that sleep for the bound and then wake the case.
-/// Work that ends before the timing control is in time. Otherwise the work gets an extra time: twice the lag of the timing control,
-/// or the lag of the lag monitor if that is longer. Work that ends later fails. It is waited for nevertheless: the failure says by how much
-/// it was late, as on a machine that is too busy, or that it has not ended in three seconds more, as after a lost wake-up.
+/// A timing control starts together with it: two threads, one after the other, that sleep for the bound and then wake
+/// the case. Work that ends before the timing control is in time. Otherwise the work gets an extra time: twice the lag
+/// of the timing control, or the lag of the lag monitor if that is longer. Work that ends later fails. It is still
+/// waited for, so that the failure can say by how much it was late (the machine is too busy), or that it has not ended
+/// after three more seconds (a wake-up was lost).
 #[track_caller]
 pub(crate) fn in_time<F: Future>(bound: Duration, what: &str, work: F) -> impl Future<Output = F::Output> {
     let caller = Location::caller();

@@ -1,5 +1,5 @@
-//! Leasehold on real etcd servers: the suite on one member, for a user with the least permissions, and then the tests that are specific to
-//! etcd.
+//! Leasehold on real etcd servers: the suite on one member, for a user with the least permissions, and then the tests
+//! that are specific to etcd.
 
 mod etcd {
     mod at_the_server;

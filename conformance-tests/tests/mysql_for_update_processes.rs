@@ -28,8 +28,8 @@ const STRATEGY: environment::Strategy = environment::Strategy {
     settings: "?strategy=for-update",
     ttl_scope: TtlScope::Connection,
     shortest_ttl: Duration::from_secs(1),
-    // The next waiter has locked the row. It raises the token, which is a durable write.
+    // The next waiter locks the row and raises the token, which is a durable write.
     takeover_slack: Duration::from_millis(50),
-    // Its own, the one that waits, and those of its keeper for the token and for places.
+    // One for its calls, the one that waits, and those of its keeper for tokens and for places.
     connections_of_a_waiter: 4,
 };

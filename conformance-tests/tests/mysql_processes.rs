@@ -30,6 +30,6 @@ const STRATEGY: environment::Strategy = environment::Strategy {
     shortest_ttl: Duration::from_millis(400),
     // A poll and an acquire.
     takeover_slack: Duration::from_millis(250),
-    // Its own, and that of its keeper, which polls.
+    // One for its calls, and that of its keeper, which polls.
     connections_of_a_waiter: 2,
 };

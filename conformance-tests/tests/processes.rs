@@ -1,8 +1,9 @@
-//! Holders and waiters in processes of their own (`lock-holder`), on a real redis-server: killed, paused, cut off, and made to exit.
+//! Holders and waiters in processes of their own (`lock-holder`), on a real redis-server: killed, paused, cut off, and
+//! made to exit.
 //!
-//! All of them, the server included, share one machine, so the server's record says when a lease ends and the lock holders' lines
-//! contain the times of their events, on one clock. Lower bounds are strict; upper bounds are those of the contract plus the lag of
-//! the machine, which a lag monitor measures.
+//! All of them, the server included, share one machine, so the server's record says when a lease ends and the lock
+//! holders' lines contain the times of their events, on one clock. Lower bounds are strict; upper bounds are those of
+//! the contract plus the lag of the machine, which a lag monitor measures.
 
 #[path = "processes/bounds.rs"]
 mod bounds;

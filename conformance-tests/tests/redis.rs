@@ -1,5 +1,5 @@
-//! Leasehold on real Redis servers: the suite, for a user with the least permissions, and then the tests that are specific to
-//! Redis.
+//! Leasehold on real Redis servers: the suite, for a user with the least permissions, and then the tests that are
+//! specific to Redis.
 
 mod redis {
     mod chaos;

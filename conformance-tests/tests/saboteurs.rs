@@ -30,7 +30,8 @@ macro_rules! fails {
                 }));
                 let panic = outcome.expect_err(concat!("the case passes on ", stringify!($saboteur)));
                 let text = panic.downcast_ref::<String>().cloned();
-                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default();
+                let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                let text = text.unwrap_or_default();
                 assert!(text.contains($words), "the case fails for another reason than {:?}:\n{text}", $words);
             })*
         })*

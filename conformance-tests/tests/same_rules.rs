@@ -1,8 +1,10 @@
-//! Compares the scripts of Redis and the statements of MySQL with the record of the memory store, which the model checks exhaustively. A test
-//! runs random sequences of acquires, renewals, releases, withdraws and clock steps on both, and compares every reply, every push and the
-//! state after every step. With `SELECT … FOR UPDATE` connections end and leases are broken instead of clock steps.
+//! Compares the scripts of Redis and the statements of MySQL with the record of the memory store, which the model
+//! checks exhaustively. A test runs random sequences of acquires, renewals, releases, withdraws and clock steps on
+//! both, and compares every reply, every push and the state after every step. With `SELECT … FOR UPDATE` connections
+//! end and leases are broken instead of clock steps.
 //!
-//! A sequence is one seed: `LEASEHOLD_SEED=n cargo test -p leasehold-conformance --features mysql,redis --test same_rules keeps`
+//! A sequence is one seed, which this command repeats:
+//! `LEASEHOLD_SEED=n cargo test -p leasehold-conformance --features mysql,redis --test same_rules keeps`
 
 mod same_rules {
     mod connections;
@@ -41,7 +43,8 @@ mod same_rules {
         "broken",
     ];
 
-    /// The first seed whose sequence shows a difference, with the difference, and how often each kind of reply was compared.
+    /// The first seed whose sequence shows a difference, with the difference, and how often each kind of reply was
+    /// compared.
     async fn compare(
         pair: &Pair,
         seeds: impl IntoIterator<Item = u64>,
@@ -68,7 +71,7 @@ mod same_rules {
         (None, seen)
     }
 
-    /// Every kind of reply, as far as the server has it.
+    /// The first kind of reply that was compared too rarely, among those that the server has.
     fn is_rare(kind: Kind, seen: &BTreeMap<&'static str, u64>) -> Option<&'static str> {
         let absent: &[&str] = match kind {
             Kind::ForUpdate => &[],

@@ -1,5 +1,5 @@
-//! Holders and waiters in processes of their own (`lock-holder`) on one SQLite file: the cases of every store, and changes of the
-//! file.
+//! Holders and waiters in processes of their own (`lock-holder`) on one SQLite file: the cases of every store, and
+//! changes of the file.
 
 #[path = "processes/bounds.rs"]
 mod bounds;

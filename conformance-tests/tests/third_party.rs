@@ -1,4 +1,5 @@
-//! The suite on an external backend, `examples/third_party_backend.rs`, which shows how to write one. It needs only this file.
+//! The suite on an external backend, `examples/third_party_backend.rs`, which shows how to write one. It needs only
+//! this file.
 
 // In another crate it is a dependency, as in the example.
 extern crate leasehold_core as leasehold;

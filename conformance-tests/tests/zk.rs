@@ -1,5 +1,5 @@
-//! Leasehold on real ZooKeeper servers: the suite on one server, for a user with the least permissions, and then the tests that are
-//! specific to ZooKeeper.
+//! Leasehold on real ZooKeeper servers: the suite on one server, for a user with the least permissions, and then the
+//! tests that are specific to ZooKeeper.
 
 mod zk {
     #[path = "../support/mod.rs"]

@@ -1,5 +1,5 @@
-//! Leasehold on real ZooKeeper ensembles of three servers: the cases that the topology can change, and then what happens
-//! when one server or the leader fails.
+//! Leasehold on real ZooKeeper ensembles of three servers: the cases that the topology can change, and then what
+//! happens when one server or the leader fails.
 
 mod zk {
     #[path = "../support/mod.rs"]

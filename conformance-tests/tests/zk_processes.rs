@@ -1,4 +1,5 @@
-//! Holders and waiters in processes of their own (`lock-holder`), on a real ZooKeeper: the cases of every store, and those of a server.
+//! Holders and waiters in processes of their own (`lock-holder`), on a real ZooKeeper: the cases of every store, and
+//! those of a server.
 
 #[path = "processes/bounds.rs"]
 mod bounds;

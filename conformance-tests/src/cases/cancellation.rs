@@ -21,13 +21,14 @@ use crate::timing_control::in_time;
 /// The delay of the path in cases that drop a call in flight.
 const SLOW: Duration = Duration::from_millis(15);
 
-/// A request and its reply, and the withdraw and its reply, on a slow path. And what two writes of the servers take.
+/// The time for a request with its reply and a withdraw with its reply on a slow path, and for two writes at the
+/// server.
 const TAKEN_BACK: Duration = Duration::from_millis(15 * 4 + 300);
 
-/// To open a connection on a slow path: five requests and their replies.
+/// The time to open a connection on a slow path: five requests with their replies.
 const CONNECTED: Duration = Duration::from_millis(15 * 2 * 5);
 
-/// As [`TAKEN_BACK`]. A claim whose lease is kept by a connection may have to open one first.
+/// [`TAKEN_BACK`]. If a connection keeps each lease, the claim may have to open one first.
 fn taken_back(client: &LockClient) -> Duration {
     match client.capabilities().ttl_scope {
         TtlScope::Connection => TAKEN_BACK + CONNECTED,
@@ -41,7 +42,8 @@ async fn leaves_nothing(fixture: &dyn Fixture, other: &LockClient, name: &LockNa
     eventually(bound, &format!("{what}: nothing is left"), async || fixture.resource_counts().await.is_clean()).await;
 }
 
-/// Invariant 12: an acquire that is dropped at any await leaves nothing: dropped after each possible number of polls.
+/// Invariant 12: an acquire that is dropped at any await leaves nothing. It is dropped after each possible number of
+/// polls.
 pub async fn an_acquire_dropped_at_every_await_leaves_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("every await");
@@ -84,8 +86,8 @@ pub async fn a_waiter_dropped_at_every_await_leaves_nothing(fixture: &dyn Fixtur
     assert!(is_free(&bob, &name).await, "a dropped waiter was handed the lock");
 }
 
-/// Contract of `LockBackend`, "dropped calls": a runtime that shuts down drops its calls to a paused server. Later calls must still
-/// be served.
+/// Contract of `LockBackend`, "dropped calls": a runtime that shuts down drops its calls to a paused server. Later
+/// calls must still be served.
 pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
     const CALLS: usize = 200;
     let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, fixture.ttl());
@@ -119,14 +121,15 @@ pub async fn dropped_calls_harm_no_later_call(fixture: &dyn Fixture) {
     }
 }
 
-/// Invariant 15: a call that is given up harms none beside it, although both may use one connection: that one gets its reply.
+/// Invariant 15: a call that is dropped does no harm to a concurrent one, which gets its reply although both may use
+/// one connection.
 pub async fn a_dropped_call_harms_none_beside_it(fixture: &dyn Fixture) {
     let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, fixture.ttl() * 20);
     let delay = (AT_ONCE / 2).min(ann.capabilities().call_bound / 8);
     fixture.path(PathFault::Delay(delay)).await;
     for round in 0..5 {
         let [beside, dropped] = ["beside", "dropped"].map(|what| ann.claim(&name(&format!("{what} {round}"))));
-        // Given up when both requests are on their way and no reply is.
+        // Dropped while both requests are in flight and no reply has arrived.
         let give_up = async {
             let request = AcquireRequest::new(dropped.clone(), ttl);
             let reply = tokio::time::timeout(delay, ann.backend().acquire(&request)).await;
@@ -159,7 +162,8 @@ pub async fn an_acquire_that_is_never_polled_sends_nothing(fixture: &dyn Fixture
     assert!(fixture.resource_counts().await.is_clean());
 }
 
-/// Invariants 9 and 12: dropped in flight, with the reply lost on its way: the keeper repeats the withdraw until it gets a reply.
+/// Invariants 9 and 12: the acquire is dropped in flight, and its reply is lost. The keeper repeats the withdraw until
+/// it gets a reply.
 pub async fn an_acquire_dropped_with_its_reply_lost_leaves_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("dropped and lost");
@@ -240,8 +244,8 @@ pub async fn a_leaked_guard_ends_with_its_client(fixture: &dyn Fixture) {
     assert!(is_free(&bob, &leaked).await, "a shutdown releases a leaked guard");
 }
 
-/// Invariant 12: a runtime shuts down and drops its guards and acquires, without a panic. The keeper has its own thread and
-/// releases the locks at once.
+/// Invariant 12: a runtime shuts down and drops its guards and acquires, without a panic. The keeper has its own thread
+/// and releases the locks at once.
 pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let (held, flying) = (name("held at shutdown"), name("in flight at shutdown"));
@@ -256,7 +260,8 @@ pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
         }
     });
     receiver.await.expect("the lock is held");
-    // A backend may keep a connection for each lease. So one is open when the acquire is sent, or the acquire would not be sent.
+    // Opens a second connection: a backend may keep one for each lease. Without it the acquire would first have to
+    // connect, and no request would be sent.
     hold(&ann, &name("another connection")).await.release().await.expect("a release");
     // From here on the next request is the acquire.
     fixture.connected().await;
@@ -270,15 +275,15 @@ pub async fn a_runtime_that_is_shut_down_leaves_nothing(fixture: &dyn Fixture) {
     outside(move || runtime.shutdown()).await;
     becomes_free(&bob, &held, AT_ONCE, "a guard that was dropped with its runtime is released").await;
     let bound = ann.capabilities().call_bound * 2;
-    // On a slow machine the request is sent after the path is healed. Then its grant is released.
+    // On a slow machine the request may be sent after the path was healed. It is then granted and released.
     let is_back = |stats: &Stats| stats.withdrawn + stats.released == 3;
     becomes(bound, "the acquire is withdrawn or its grant is released", async || ann.stats(), is_back).await;
     fixture.deliver().await;
     leaves_nothing(fixture, &bob, &flying, AT_ONCE, "an acquire that was dropped with its runtime is withdrawn").await;
 }
 
-/// Invariant 12: the same if that runtime is not shut down but no longer driven, as in a synchronous wrapper. The client can be
-/// shut down meanwhile.
+/// Invariant 12: a runtime is not shut down, but no longer driven, as in a synchronous wrapper. The client can be shut
+/// down meanwhile.
 pub async fn a_runtime_that_is_not_driven_leaves_nothing(fixture: &dyn Fixture) {
     const DELAY: Duration = Duration::from_millis(50);
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
@@ -302,21 +307,23 @@ pub async fn a_runtime_that_is_not_driven_leaves_nothing(fixture: &dyn Fixture) 
     })
     .await;
     tokio::time::sleep(DELAY * 3).await;
-    // A call is overdue after 5/4 of its bound. Then the keeper sends one, which ends within its own bound, connecting included.
+    // A call is overdue after 5/4 of its bound. Then the keeper makes one itself, which ends within its own bound,
+    // connecting included.
     let bound = ann.capabilities().call_bound * 9 / 4 + DELAY * 4;
     let what = "the keeper ends a call that was dropped on a stalled runtime";
     leaves_nothing(fixture, &bob, &acquired, bound, what).await;
     leaves_nothing(fixture, &bob, &released, bound, what).await;
     let shutdown = in_time(bound, "a shutdown does not wait for a stalled runtime", ann.shutdown()).await;
-    // Nothing is left. But nobody has read the reply to the release, and bob held the lock before the keeper repeated it.
+    // Nothing is left at the server. But the reply to the release was never read, and bob held the lock before the
+    // keeper repeated the release. So it may count as lost.
     if let Err(error) = shutdown {
         assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
     }
     outside(move || drop(runtime)).await;
 }
 
-/// Invariants 6 and 12: the same with the keeper on that runtime: nothing panics, the holder is notified, and the lease ends by its
-/// ttl.
+/// Invariants 6 and 12: the keeper runs on the runtime that shuts down. Nothing panics, the holder is notified, and the
+/// lease ends by its ttl.
 pub async fn a_runtime_that_is_shut_down_with_its_keeper_ends_leases_by_ttl(fixture: &dyn Fixture) {
     let (builder, bob) = (builder(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("keeper at shutdown"), fixture.ttl());
@@ -361,8 +368,8 @@ pub async fn a_hundred_waiters_dropped_at_once_leave_nothing(fixture: &dyn Fixtu
     eventually(AT_ONCE, "no acquire waits in the client", async || ann.stats().waiting == 0).await;
 }
 
-/// Invariant 12: an acquire and its client are dropped while the request is in flight. A later grant is still released, although
-/// only the request knows of it. First for an acquire in its own task, then for a waiter.
+/// Invariant 12: an acquire and its client are dropped while the request is in flight. A later grant is still released,
+/// although only the request knows of it. First for an acquire in its own task, then for a waiter.
 pub async fn a_client_dropped_with_an_acquire_in_flight_leaves_nothing(fixture: &dyn Fixture) {
     let bob = long_client(fixture, Route::Clear).await;
     let name = name("dropped with its client");

@@ -1,4 +1,5 @@
-//! The capabilities of a backend are true in both directions: what it claims works, and what it does not claim has no effect.
+//! The capabilities of a backend are true in both directions: what it claims works, and what it does not claim has no
+//! effect.
 
 use std::collections::HashSet;
 
@@ -157,7 +158,8 @@ pub async fn the_takeover_bound_is_true(fixture: &dyn Fixture) {
     assert!(guard.is_held());
 }
 
-/// The takeover bound is true in its worst case: the lock is handed to a dead waiter just after the waiters behind it have polled.
+/// The takeover bound is true in its worst case: the lock is handed to a dead waiter just after the waiters behind it
+/// have polled.
 pub async fn the_worst_takeover_is_in_time(fixture: &dyn Fixture) {
     let (ann, dead) = (long_client(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let bob = long_client(fixture, Route::Clear).await;
@@ -210,7 +212,7 @@ pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
     let lock = bob.lock(name.as_str());
     let waiter = tokio::spawn(async move { lock.acquire().await });
     queued(fixture, &bob, &name, (1, 1)).await;
-    // The whole ttl is not left any more.
+    // By now less than the whole ttl is left.
     tokio::time::sleep(AT_ONCE * 2).await;
     let stopwatch = Stopwatch::start();
     let seen = bob.inspect(name.as_str()).await.expect("nothing is broken").expect("it is held");
@@ -357,8 +359,8 @@ pub async fn a_break_ends_the_lease_that_was_meant(fixture: &dyn Fixture) {
     assert_eq!(bob.break_lock("never seen", meant).await.expect("nothing is broken"), None);
 }
 
-/// An examination, if supported, finds no error in a working store, and finds one in a store that refuses writes. Otherwise it
-/// returns `Unsupported`.
+/// An examination, if supported, finds no error in a working store, and finds one in a store that refuses writes.
+/// Otherwise it returns `Unsupported`.
 pub async fn an_examination_is_true_or_unsupported(fixture: &dyn Fixture) {
     let ops = operator(fixture).await;
     if fixture.operator().await.extensions().examine.is_none() {

@@ -97,8 +97,8 @@ pub async fn a_lease_is_kept(fixture: &dyn Fixture) {
     assert_eq!((ann.stats().lost, ann.stats().renewal_errors), (0, 0));
 }
 
-/// Invariant 6: a loss is reported: by the next renewal if the lease is gone, and at the end of the validity if the server is
-/// silent.
+/// Invariant 6: a loss is reported: by the next renewal if the lease is gone, and at the end of the validity if the
+/// server is silent.
 pub async fn a_loss_is_reported(fixture: &dyn Fixture) {
     let (ann, clock) = jumping_client(fixture, Route::Faulty).await;
     let (gone, silent) = (name("default gone"), name("default silence"));
@@ -115,8 +115,8 @@ pub async fn a_loss_is_reported(fixture: &dyn Fixture) {
     fixture.heal().await;
 }
 
-/// `min_hold` with a default ttl: a waiter acquires the lock when `min_hold` is over, not before it, and not a fraction of the ttl
-/// later.
+/// `min_hold` with a default ttl: a waiter acquires the lock when `min_hold` is over, not before it, and not a fraction
+/// of the ttl later.
 pub async fn a_shortest_hold_is_kept_and_no_longer(fixture: &dyn Fixture) {
     let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
     let (name, shortest) = (name("default min hold"), Duration::from_secs(1));

@@ -55,7 +55,7 @@ pub async fn bad_input_is_refused_before_anything_is_sent(fixture: &dyn Fixture)
     }
     tokio::time::sleep(fixture.ttl()).await;
     assert_eq!(fixture.served().await, served, "something was sent for input that is refused");
-    // Unusual names are valid.
+    // Extreme values are valid.
     let lock =
         lock().wait(Duration::MAX).max_hold(Duration::MAX).min_hold(Duration::from_nanos(1)).holder(HolderId::new());
     lock.acquire().await.expect("long and short names are valid").release().await.expect("a release");
@@ -107,7 +107,8 @@ pub async fn the_same_situation_has_the_same_kind(fixture: &dyn Fixture) {
     let guard = hold(&bob, &name).await;
     assert_eq!(acquire().await, ErrorKind::Timeout, "another held it for the whole wait");
     fixture.path(PathFault::Disconnect).await;
-    // Not with an established connection: only a request detects that it is broken, and then the request was sent.
+    // Not with an established connection: the client notices that it is broken only when it sends a request, whose
+    // outcome is then unknown.
     let fresh = long_client(fixture, Route::Faulty).await;
     let refused = fresh.lock(name.as_str()).wait(wait).acquire().await;
     assert_eq!(kind_of(&refused), ErrorKind::Unavailable, "nothing was sent");
@@ -132,8 +133,8 @@ pub async fn the_same_situation_has_the_same_kind(fixture: &dyn Fixture) {
     assert_eq!(kind_of(&bob.lock(name.as_str()).acquire().await), ErrorKind::Unavailable, "the client was shut down");
 }
 
-/// No Debug, Display or log output contains an owner token in any form. The case covers a whole lock lifecycle and every kind of
-/// error.
+/// No Debug, Display or log output contains an owner token in any form. The case covers a whole lock lifecycle and
+/// every kind of error.
 pub async fn no_secret_is_shown(fixture: &dyn Fixture) {
     let logs = Logs::listen();
     let (ann, bob) = (steady_client(fixture, Route::Faulty).await, steady_client(fixture, Route::Clear).await);

@@ -12,8 +12,8 @@ use crate::history::History;
 use crate::support::{AT_ONCE, join, name};
 use crate::timing_control::in_time;
 
-/// Invariant 1: while one client holds the lock, another cannot acquire it, neither with one attempt nor by waiting. After the
-/// release it can.
+/// Invariant 1: while one client holds the lock, another cannot acquire it, neither with one attempt nor by waiting.
+/// After the release it can.
 pub async fn one_holder_at_a_time(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("basic");
@@ -154,7 +154,7 @@ pub async fn many_waiters_without_a_lost_wakeup(fixture: &dyn Fixture) {
     let mut waiting = Vec::new();
     for index in 0..HERD {
         let client = long_client(fixture, Route::Clear).await;
-        // The first one waits until the last one has connected, which takes a busy machine a long time.
+        // The first client waits until the last one has connected, which takes long on a busy machine.
         let lock = client.lock(name.as_str()).wait(PATIENCE * 4);
         waiting.push(tokio::spawn(async move { lock.acquire().await.expect("its turn comes").release().await }));
         queued(fixture, &client, &name, (1, index as u64 + 1)).await;

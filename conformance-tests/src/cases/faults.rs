@@ -1,4 +1,5 @@
-//! Faults of the server or of the path to it. If a fault is unsupported, the case proves the documented behaviour instead.
+//! Faults of the server or of the path to it. If a fault is unsupported, the case proves the documented behaviour
+//! instead.
 
 use std::sync::Arc;
 
@@ -14,15 +15,16 @@ use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, BACK, ENDS_BY, LOST_BY, Stopwatch, eventually, join, name, still_held};
 use crate::timing_control::in_time;
 
-/// Invariant 11: if the server is down, an acquire ends in time with `Unavailable`. When the server is back, the same client works
-/// again.
+/// Invariant 11: if the server is down, an acquire ends in time with `Unavailable`. When the server is back, the same
+/// client works again.
 pub async fn a_server_that_is_down_is_unavailable(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Clear).await;
     let name = name("down");
     if let Err(unsupported) = fixture.server(ServerFault::Stop).await {
         return in_process(fixture, &ann, unsupported);
     }
-    // A server may be stopped within milliseconds. The outcome of a request on a connection that was used just before is unknown then.
+    // A server may stop within milliseconds. A request that is sent on a connection just before its end has an unknown
+    // outcome.
     tokio::time::sleep(AT_ONCE * 3).await;
     let (bound, lock) = (ann.capabilities().call_bound * 5 / 4, ann.lock(name.as_str()));
     let refused = in_time(bound, "one attempt ends within the bound of a call and a quarter", lock.try_acquire()).await;
@@ -78,7 +80,7 @@ async fn restarted(fixture: &dyn Fixture, end: ServerFault) {
     let stopwatch = Stopwatch::start();
     let mut next = None;
     while stopwatch.elapsed() < ttl * 2 {
-        // An error is not a grant: a backend may withhold new grants after a restart.
+        // An error is no grant: a backend may withhold new grants after a restart.
         if let Ok(Some(granted)) = lock.try_acquire().await {
             assert!(!guard.is_held(), "two hold after a restart of the server");
             next = Some(granted);
@@ -92,8 +94,8 @@ async fn restarted(fixture: &dyn Fixture, end: ServerFault) {
     }
 }
 
-/// Outside the domain, a server comes back without its data. Its holder is notified, and the next holder has a higher token. If
-/// both may believe that they hold, the capabilities of the backend state that.
+/// Outside the domain, a server comes back without its data. Its holder is notified, and the next holder has a higher
+/// token. If both may believe that they hold, the capabilities of the backend state that.
 pub async fn lost_data_is_reported(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let name = name("lost data");
@@ -115,12 +117,12 @@ pub async fn lost_data_is_reported(fixture: &dyn Fixture) {
     assert!(!ends.is_empty(), "data can be lost, and the capabilities do not state it as a limit of exclusion");
 }
 
-/// Invariants 5, 6 and 11: a server is paused. The holder is notified in time, calls end, and requests that the server processes
-/// after the pause have no effect.
+/// Invariants 5, 6 and 11: a server is paused. The holder is notified in time, calls end, and requests that the server
+/// processes after the pause have no effect.
 pub async fn a_paused_server_does_no_harm(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, ttl) = (name("paused"), fixture.ttl());
-    // The request then meets a server that is paused, and not one that cannot be connected to.
+    // Connects bob, so that his request meets a paused server and not a failed connection.
     hold(&bob, &name).await.release().await.expect("a release");
     let guard = hold(&ann, &name).await;
     if let Err(unsupported) = fixture.server(ServerFault::Pause).await {
@@ -142,7 +144,8 @@ pub async fn a_paused_server_does_no_harm(fixture: &dyn Fixture) {
     eventually(bound, "late requests left nothing", async || fixture.resource_counts().await.is_clean()).await;
 }
 
-/// Invariant 9: every reply to a renewal is lost. The lease stays at the server, and the holder loses it when its validity ends.
+/// Invariant 9: every reply to a renewal is lost. The lease stays at the server, and the holder loses it when its
+/// validity ends.
 pub async fn lost_replies_to_renewals_end_the_validity(fixture: &dyn Fixture) {
     let ann = client(fixture, Route::Faulty).await;
     let (name, ttl) = (name("renewal without reply"), fixture.ttl());
@@ -175,8 +178,9 @@ pub async fn a_lost_reply_to_a_release_is_indeterminate(fixture: &dyn Fixture) {
     assert!(next.is_held() && !is_free(&ann, &name).await, "a repeated release ended the next lease");
 }
 
-/// Invariant 9: a release takes effect, and its connection breaks before the reply. What is asked on the next connection finds no lease, and
-/// that is no loss: the server ends a lease that is kept by a connection when that connection breaks.
+/// Invariant 9: a release takes effect, and its connection breaks before the reply. If the client asks again on the
+/// next connection, it finds no lease and must not report a loss. Only where a lease ends with its connection may the
+/// release return `NotHeld`.
 pub async fn a_release_without_its_connection_is_no_loss(fixture: &dyn Fixture) {
     let ann = Arc::new(Direct::warm(fixture, Route::Faulty).await);
     let name = name("release without a connection");
@@ -198,7 +202,8 @@ pub async fn a_release_without_its_connection_is_no_loss(fixture: &dyn Fixture) 
     }
 }
 
-/// Invariants 8 and 9: the keeper repeats a release that did not arrive until it arrives, long before the ttl ends the lease.
+/// Invariants 8 and 9: the keeper repeats a release that did not arrive until it arrives, long before the ttl ends the
+/// lease.
 pub async fn a_lost_release_is_sent_again(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     for (fault, drops) in
@@ -223,8 +228,8 @@ pub async fn a_lost_release_is_sent_again(fixture: &dyn Fixture) {
     }
 }
 
-/// Invariant 6: a release of a lease that another client has taken says so, although its holder could not know. Where the reply is lost, the
-/// repeated release finds no lease, and the shutdown says so.
+/// Invariant 6: the release of a lease that was broken and granted to another client returns `Lost`, although its
+/// holder could not know. If no reply arrives, the repeated release finds no lease, and the shutdown reports the loss.
 pub async fn a_release_of_a_lost_lease_is_no_release(fixture: &dyn Fixture) {
     let bob = long_client(fixture, Route::Clear).await;
     if fixture.backend(Route::Clear).await.extensions().break_lock.is_none() {
@@ -245,7 +250,7 @@ pub async fn a_release_of_a_lost_lease_is_no_release(fixture: &dyn Fixture) {
             let kind = kind_of(&released);
             assert!(matches!(kind, ErrorKind::Indeterminate | ErrorKind::Unavailable), "{kind:?}");
             fixture.heal().await;
-            // It fails as long as there is no connection.
+            // A shutdown fails while there is no connection.
             let ended = async {
                 loop {
                     match ann.shutdown().await {
@@ -265,8 +270,8 @@ pub async fn a_release_of_a_lost_lease_is_no_release(fixture: &dyn Fixture) {
     }
 }
 
-/// Contract of `LockBackend`, "idempotent by claim": every request arrives twice, with and without a queue, and has the effect of
-/// one request.
+/// Contract of `LockBackend`, "idempotent by claim": every request arrives twice, with and without a queue, and has the
+/// effect of one request.
 pub async fn doubled_requests_do_what_one_does(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::new(fixture, Route::Faulty).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("doubled"), fixture.ttl() * 20);
@@ -291,8 +296,8 @@ pub async fn doubled_requests_do_what_one_does(fixture: &dyn Fixture) {
     still_held(fixture, &name, grant.token, ttl / 2).await;
 }
 
-/// Invariant 13: a waiter that reconnects within the ttl of its place keeps its turn. If it reconnects later, it still gets the
-/// lock.
+/// Invariant 13: a waiter that reconnects within the ttl of its place keeps its turn. If it reconnects later, it still
+/// gets the lock.
 pub async fn a_waiter_that_was_cut_off_gets_the_lock(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, steady_client(fixture, Route::Faulty).await);
     let (name, ttl) = (name("cut waiter"), steady_ttl(fixture));
@@ -322,7 +327,8 @@ pub async fn a_full_server_gives_an_error_at_once(fixture: &dyn Fixture) {
     refused_at_once(fixture, ServerFault::Fill(Room::Data), ErrorKind::Capacity).await;
 }
 
-/// A server that accepts no more connections: `Capacity` at once for a try. An acquire waits, because other clients close theirs.
+/// A server that accepts no more connections: `Capacity` at once for a try. An acquire waits, because other clients
+/// close theirs.
 pub async fn a_wait_outlasts_a_server_without_connections(fixture: &dyn Fixture) {
     let (ann, name) = (long_client(fixture, Route::Clear).await, name("no connection"));
     let guard = hold(&ann, &name).await;
@@ -399,7 +405,8 @@ pub async fn flushed_scripts_are_loaded_again(fixture: &dyn Fixture) {
     queued(fixture, &bob, &name, (1, 1)).await;
     let stopwatch = Stopwatch::start();
     while stopwatch.elapsed() < ttl * 2 {
-        // The server has no scripts to flush. The case then proves that a lock works without the fault.
+        // If the fault is unsupported, there is nothing to flush. The case then proves that a lock works without the
+        // fault.
         let _ = fixture.server(ServerFault::FlushScripts).await;
         tokio::time::sleep(fixture.ttl() / 10).await;
         assert!(guard.is_held(), "flushed scripts caused the loss of a lease");
@@ -411,8 +418,8 @@ pub async fn flushed_scripts_are_loaded_again(fixture: &dyn Fixture) {
     assert_eq!((ann.stats().lost, ann.stats().renewal_errors), (0, 0), "flushed scripts caused a loss or an error");
 }
 
-/// A wall clock that is set forward by more than a ttl: tokens rise, and the holder is notified by its next renewal. If two clients
-/// may believe that they hold, the capabilities state that.
+/// A wall clock that is set forward by more than a ttl: tokens rise, and the holder is notified by its next renewal. If
+/// two clients may believe that they hold, the capabilities state that.
 pub async fn a_wall_clock_set_forward_does_no_harm(fixture: &dyn Fixture) {
     stepped(fixture, ServerFault::ClockForward(fixture.ttl() * 50)).await;
 }
@@ -422,8 +429,8 @@ pub async fn a_wall_clock_set_back_does_no_harm(fixture: &dyn Fixture) {
     stepped(fixture, ServerFault::ClockBack(fixture.ttl() * 50)).await;
 }
 
-/// Invariant 3: a release ends a lease whatever the clock says later. A store that keeps the owner and only moves the deadline to the
-/// present would have the lease again when its wall clock is set back.
+/// Invariant 3: a release ends a lease whatever the clock says later. A store that keeps the owner and only moves the
+/// deadline to the present would have the lease again when its wall clock is set back.
 pub async fn a_clock_set_back_revives_no_released_lease(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::warm(fixture, Route::Clear).await);
     let ttl = fixture.ttl() * LONG;
@@ -435,7 +442,7 @@ pub async fn a_clock_set_back_revives_no_released_lease(fixture: &dyn Fixture) {
         assert_eq!(outcome, ReleaseOutcome::Released);
         released.push((claim, place));
     }
-    // Without a step, the leases stay released as well.
+    // If the clock cannot be stepped, the leases must stay released all the same.
     let step = fixture.server(ServerFault::ClockBack(fixture.ttl() * 50)).await;
     for (claim, place) in released {
         let record = fixture.record(claim.name()).await;
@@ -498,8 +505,8 @@ async fn start(fixture: &dyn Fixture, data: Data) {
     fixture.server(ServerFault::Start(data)).await.expect("a stopped server can be started");
 }
 
-/// Asserts that a fault is unsupported because the backend has no server, because no such server can have it, or because others use the
-/// server.
+/// Asserts that a fault is unsupported for a good reason: the backend has no server, no server of this kind can have
+/// the fault, or others use the server.
 fn in_process(fixture: &dyn Fixture, client: &leasehold_core::LockClient, unsupported: Unsupported) {
     let reason = unsupported.reason;
     assert!(!reason.is_empty(), "a fault is unsupported without a reason");

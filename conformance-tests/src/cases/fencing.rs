@@ -84,7 +84,7 @@ pub async fn rises_across_a_removed_record(fixture: &dyn Fixture) {
             let second = hold(&bob, &name).await.fencing_token();
             assert!(second > first, "{first} was followed by {second} after its record was removed");
         }
-        // The record then ends with the lease.
+        // A record that cannot be removed ends with the lease.
         Err(_) => {
             guard.release().await.expect("a release");
             tokio::time::sleep(fixture.ttl()).await;
@@ -123,7 +123,7 @@ async fn across(fixture: &dyn Fixture, end: ServerFault, data: Data) {
         assert!(!unsupported.reason.is_empty());
         let (capabilities, reason) = (ann.capabilities(), unsupported.reason);
         if unsupported.is_by_nature() {
-            // Tokens count what the store keeps, and nobody can begin anew in its place.
+            // Tokens count the history of this store. Without its data it would be another store.
             assert_eq!(capabilities.restart, Restart::KeepsAll, "{reason}");
             assert!(!capabilities.limits_of_exclusion.is_empty(), "{reason}");
             fixture.server(ServerFault::Start(Data::Kept)).await.expect("a killed server can be started");

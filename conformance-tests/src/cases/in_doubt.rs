@@ -23,8 +23,8 @@ use crate::timing_control::in_time;
 /// The longest pause before a failed withdraw is retried.
 const WITHDRAW_PAUSE: Duration = Duration::from_millis(500);
 
-/// Invariant 9: the first request is stuck, and the second one is granted and released. Then the first one arrives: no lease and no
-/// place exists.
+/// Invariant 9: the first request is stuck, and the second one is granted and released. Then the first one arrives. It
+/// creates no lease and no place.
 pub async fn a_stuck_request_has_no_effect_after_the_release(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::warm(fixture, Route::Faulty).await, Direct::new(fixture, Route::Clear).await);
     let (name, ttl) = (name("stuck"), fixture.ttl() * 20);
@@ -49,7 +49,7 @@ pub async fn a_withdrawn_request_has_no_effect(fixture: &dyn Fixture) {
     let holder = bob.claim(&held);
     bob.granted(&holder, ttl).await;
     for name in [&free, &held] {
-        // Each time with a connection that is open: a withdrawal may end that of the request.
+        // A new client with an open connection each time: a withdrawal may close the connection of the request.
         let ann = Direct::warm(fixture, Route::Faulty).await;
         let claim = ann.claim(name);
         fixture.path(PathFault::Hold).await;
@@ -58,7 +58,7 @@ pub async fn a_withdrawn_request_has_no_effect(fixture: &dyn Fixture) {
         let withdrawn = ann.release(&claim, Delivery::InDoubt).await.expect("a withdraw");
         assert_eq!(withdrawn, ReleaseOutcome::NotHeld, "no request of the claim has arrived");
         fixture.deliver().await;
-        // The claim gets nothing, whichever reply the store sends now.
+        // The store may send any reply now, but no grant.
         let reply = ann.acquire(&claim, ttl).await;
         assert!(!matches!(reply, Ok(AcquireOutcome::Granted(_))), "a withdrawn claim was granted");
     }
@@ -66,13 +66,13 @@ pub async fn a_withdrawn_request_has_no_effect(fixture: &dyn Fixture) {
     assert_eq!(fixture.record(&held).await.waiting(), 0, "a withdrawn request is in the queue");
 }
 
-/// Invariant 9: a withdrawal that is processed beside its request wins, in whichever order their steps mix. When both have ended, the
-/// claim has nothing.
+/// Invariant 9: a withdrawal that runs concurrently with its request wins, however their steps interleave. When both
+/// have ended, the claim has neither a lease nor a place.
 pub async fn a_withdrawal_beside_its_request_wins(fixture: &dyn Fixture) {
     const ROUNDS: u32 = 12;
     const CLAIMS: u32 = 25;
     let (ann, ttl) = (Direct::warm(fixture, Route::Clear).await, fixture.ttl() * 20);
-    // The withdrawal begins up to that much later than the request.
+    // The withdrawal begins at most this much later than the request.
     let longest = Duration::from_millis(2);
     for round in 0..ROUNDS {
         let claims: Vec<_> = (0..CLAIMS).map(|index| ann.claim(&name(&format!("beside {index}")))).collect();
@@ -96,8 +96,8 @@ pub async fn a_withdrawal_beside_its_request_wins(fixture: &dyn Fixture) {
     }
 }
 
-/// Invariant 9: the store remembers a withdrawn claim for longer than a request can be in flight. A request that arrives 15 s later
-/// has no effect.
+/// Invariant 9: the store remembers a withdrawn claim for longer than a request can be in flight. A request that
+/// arrives 15 s later has no effect.
 pub async fn a_withdrawn_claim_is_remembered(fixture: &dyn Fixture) {
     const LATE: Duration = Duration::from_secs(15);
     let (ann, bob) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
@@ -139,7 +139,8 @@ pub async fn a_withdrawn_claim_outlives_a_crash(fixture: &dyn Fixture) {
     assert_eq!(fixture.record(&name).await.lease(), None, "after a crash a withdrawn request took the lock");
 }
 
-/// Invariants 9 and 12: an acquire that is dropped in flight leaves nothing, although its request arrives after the withdraw.
+/// Invariants 9 and 12: an acquire that is dropped in flight leaves nothing, although its request arrives after the
+/// withdraw.
 pub async fn an_acquire_dropped_in_flight_leaves_nothing(fixture: &dyn Fixture) {
     let (ann, bob) = (warm_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("dropped in flight");
@@ -156,8 +157,8 @@ pub async fn an_acquire_dropped_in_flight_leaves_nothing(fixture: &dyn Fixture) 
     eventually(AT_ONCE, "nothing is left", async || fixture.resource_counts().await.is_clean()).await;
 }
 
-/// Invariant 9: if the reply to an acquire is lost, the client does not hold the lock. It withdraws the claim long before the ttl
-/// ends.
+/// Invariant 9: if the reply to an acquire is lost, the client does not hold the lock. It withdraws the claim long
+/// before the ttl ends.
 pub async fn a_grant_whose_reply_was_lost_is_withdrawn(fixture: &dyn Fixture) {
     let (ann, bob) = (warm_client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("lost reply");
@@ -201,9 +202,9 @@ pub async fn a_late_reply_about_an_older_place_is_ignored(fixture: &dyn Fixture)
     assert_eq!(reason, expected);
 }
 
-/// Invariant 13: a place belongs to a client and a name, and the tasks of the client share it. So tasks whose waits are shorter
-/// than the queue get the lock when it is the turn of the place. If the server keeps no order, the other clients hold once each,
-/// and the tasks get the lock after them.
+/// Invariant 13: a place belongs to a client and a name, and the tasks of the client share it. So tasks whose waits are
+/// shorter than the queue get the lock when it is the turn of the place. If the server keeps no order, the other
+/// clients hold once each, and the tasks get the lock after them.
 pub async fn tasks_with_short_waits_get_a_long_queue(fixture: &dyn Fixture) {
     const OTHERS: u32 = 3;
     let (name, hold_for) = (name("short waits"), fixture.ttl() / 2);
@@ -253,8 +254,8 @@ pub async fn tasks_with_short_waits_get_a_long_queue(fixture: &dyn Fixture) {
     }
 }
 
-/// Invariant 9: a waiter is disconnected, and the server hands the lock to its place meanwhile. The waiter does not know the state
-/// at the end of its wait, so it does not report a timeout. After it reconnects, it withdraws the claim.
+/// Invariant 9: a waiter is disconnected, and the server hands the lock to its place meanwhile. The waiter does not
+/// know the state at the end of its wait, so it does not report a timeout. After it reconnects, it withdraws the claim.
 pub async fn a_waiter_without_replies_does_not_know(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, warm_client(fixture, Route::Faulty).await);
     let (name, capabilities) = (name("cut off in silence"), bob.capabilities());
@@ -262,8 +263,8 @@ pub async fn a_waiter_without_replies_does_not_know(fixture: &dyn Fixture) {
         return fixture.empty("the server keeps no queue and hands no lock over");
     }
     let guard = hold(&ann, &name).await;
-    // A reply to a request of the last 1.25 call bounds still counts, and a busy machine takes seconds until the path
-    // is cut.
+    // A reply still counts if its request was sent within the last 1.25 call bounds of the wait, and a busy machine
+    // needs seconds until the path is cut.
     let wait = capabilities.call_bound * 5;
     let lock = bob.lock(name.as_str()).wait(wait);
     let waiter = tokio::spawn(async move { lock.acquire().await });

@@ -52,13 +52,13 @@ pub async fn the_next_lease_of_a_name_is_renewed_again(fixture: &dyn Fixture) {
     }
 }
 
-/// Invariant 17: ten thousand acquires and releases leave nothing in the keeper. One lease is then renewed once per period, and no
-/// more often.
+/// Invariant 17: ten thousand acquires and releases leave nothing in the keeper. One lease is then renewed once per
+/// period, and no more often.
 pub async fn ten_thousand_cycles_leave_one_renewal_per_period(fixture: &dyn Fixture) {
     const PERIODS: u32 = 5;
     let ann = steady_client(fixture, Route::Clear).await;
     let (lock, ttl) = (ann.lock("cycles"), steady_ttl(fixture));
-    // At the same time, because each cycle takes two round trips.
+    // Concurrently, because each cycle takes two round trips.
     let tasks: Vec<_> = (0..5)
         .map(|index| {
             let lock = ann.lock(format!("cycles {index}"));
@@ -109,7 +109,7 @@ pub async fn silence_after_the_drop(fixture: &dyn Fixture) {
     tokio::time::sleep(ttl / 2).await;
     let before = fixture.served().await;
     drop(guard);
-    // Not with a client of the case, whose requests would count.
+    // Reads the record, because the requests of a client would count.
     eventually(AT_ONCE, "a dropped guard releases", async || fixture.record(&name).await.lease().is_none()).await;
     assert!(fixture.served().await - before <= 2, "a drop sends one release, beside a renewal in flight");
     stays_silent(fixture, ttl, "its guard was dropped").await;
@@ -139,7 +139,8 @@ async fn stays_silent(fixture: &dyn Fixture, ttl: Duration, since: &str) {
     assert_eq!(fixture.served().await, before, "a client still sends requests after {since}");
 }
 
-/// Invariant 6: when a lease is gone, its holder is notified: at once if the store pushes losses, otherwise by the next renewal.
+/// Invariant 6: when a lease is gone, its holder is notified: at once if the store pushes losses, otherwise by the next
+/// renewal.
 pub async fn a_lease_that_is_gone_is_reported(fixture: &dyn Fixture) {
     let ann = steady_client(fixture, Route::Clear).await;
     let (name, ttl) = (name("gone"), steady_ttl(fixture));
@@ -226,8 +227,8 @@ pub async fn a_starved_runtime_loses_nothing(fixture: &dyn Fixture) {
     assert_eq!(stats.renewal_errors, 0, "renewals failed while the runtime was starved");
 }
 
-/// Invariant 5: after a pause of the whole process `is_held` is false on the first call, before any task has run; the next holder
-/// keeps its lease.
+/// Invariant 5: after a pause of the whole process `is_held` is false on the first call, before any task has run; the
+/// next holder keeps its lease.
 pub async fn a_paused_process_learns_of_its_loss_at_once(fixture: &dyn Fixture) {
     let (builder, bob) = (builder(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("paused"), fixture.ttl());
@@ -262,8 +263,8 @@ pub async fn a_paused_process_learns_of_its_loss_at_once(fixture: &dyn Fixture) 
     process.join().expect("the process ends without a panic");
 }
 
-/// Invariants 5 and 6: when the holder's clock passes the validity without a timer, as after a suspend, the guard is no longer held
-/// at once, and tasks that wait for the loss are notified.
+/// Invariants 5 and 6: when the holder's clock passes the validity without a timer, as after a suspend, the guard is no
+/// longer held at once, and tasks that wait for the loss are notified.
 pub async fn a_clock_that_jumps_ends_the_validity(fixture: &dyn Fixture) {
     let clock = Arc::new(JumpingClock::default());
     let ann = build(builder(fixture, Route::Clear).await.clock(clock.clone()));

@@ -21,8 +21,8 @@ async fn at_rest(fixture: &dyn Fixture) -> ResourceCounts {
     fixture.resource_counts().await
 }
 
-/// Invariant 17: the server is back at its baseline. What remains is documented, and is bounded by the number of names and of
-/// claims that have a request without a reply.
+/// Invariant 17: the server is back at its baseline. What remains is documented, and is bounded by the number of names
+/// and of claims that have a request without a reply.
 async fn baseline(fixture: &dyn Fixture, before: ResourceCounts, names: u64, in_doubt: u64) {
     let what = format!("the server is back at its baseline, which was {before:?}");
     let is_back = |now: &ResourceCounts| now.is_clean() && now.connections <= before.connections;
@@ -163,8 +163,8 @@ pub async fn a_dropped_client_releases_everything(fixture: &dyn Fixture) {
     assert!(fixture.resource_counts().await.is_clean(), "the last guard was released before the client ended");
 }
 
-/// Invariant 17: a connection whose call got no reply is closed, or used again. Otherwise each short pause of the server would cost
-/// the client one more, until the server accepts none.
+/// Invariant 17: a connection whose call got no reply is closed, or used again. Otherwise each short pause of the
+/// server would cost the client one more, until the server accepts none.
 pub async fn calls_without_replies_leave_no_connection(fixture: &dyn Fixture) {
     let (ann, ttl) = (Direct::warm(fixture, Route::Faulty).await, fixture.ttl() * 20);
     let before = at_rest(fixture).await.connections;

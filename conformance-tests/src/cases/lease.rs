@@ -68,7 +68,8 @@ pub async fn a_renewal_shortens_on_request(fixture: &dyn Fixture) {
     let (name, ttl) = (name("exactly"), fixture.ttl());
     if ann.capabilities().ttl_scope != TtlScope::Lease {
         fixture.empty(
-            "a lease of a session or a connection is not shortened; `min_hold_outlives_an_early_release` proves the behaviour instead",
+            "a lease of a session or a connection is not shortened; `min_hold_outlives_an_early_release` proves the \
+             behaviour instead",
         );
         return;
     }
@@ -83,7 +84,8 @@ pub async fn a_renewal_shortens_on_request(fixture: &dyn Fixture) {
     stopwatch.not_before(ttl, "the lease ended before its shortened ttl");
 }
 
-/// Leases with different ttls are renewed in one call, each to its own ttl. A lease of a session has its ttl from the beginning.
+/// Leases with different ttls are renewed in one call, each to its own ttl. A lease of a session has its ttl from the
+/// beginning.
 pub async fn one_call_renews_each_to_its_own_ttl(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let ttl = fixture.ttl();
@@ -158,8 +160,8 @@ pub async fn the_holder_never_believes_longer_than_the_server(fixture: &dyn Fixt
     assert!(ann.stats().renewed > 2, "the lease was renewed too rarely in two ttls");
 }
 
-/// Invariant 4: a renewal over a path that is slower than the margin counts from when it was sent. With a stamp from its reply the
-/// validity would exceed the lease at the server.
+/// Invariant 4: a renewal over a path that is slower than the margin counts from when it was sent. With a stamp from
+/// its reply the validity would exceed the lease at the server.
 pub async fn a_slow_renewal_leaves_a_true_validity(fixture: &dyn Fixture) {
     let (name, ttl) = (name("slow renewal"), fixture.ttl() * 2);
     let ann = build(builder(fixture, Route::Faulty).await.ttl(ttl).margin_percent(1));
@@ -181,8 +183,8 @@ pub async fn a_slow_renewal_leaves_a_true_validity(fixture: &dyn Fixture) {
     assert!(ann.stats().renewed > renewed + 1, "the lease was renewed too rarely on the slow path");
 }
 
-/// Invariant 4: a place has the ttl that the store gives to places, and its lease has the same ttl until it is renewed. The
-/// validity never exceeds that, whichever ttl was requested.
+/// Invariant 4: a place has the ttl that the store gives to places, and its lease has the same ttl until it is renewed.
+/// The validity never exceeds that, whichever ttl was requested.
 pub async fn a_long_ttl_out_of_a_queue_is_a_true_one(fixture: &dyn Fixture) {
     let (holder, waiter) = (Direct::new(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let name = name("long ttl in a queue");
@@ -225,8 +227,8 @@ pub async fn a_long_ttl_out_of_a_queue_is_a_true_one(fixture: &dyn Fixture) {
     }
 }
 
-/// A renewed lease lasts, although it is held for longer than the store keeps the record of a free lock, and other locks are used
-/// meanwhile.
+/// A renewed lease lasts, although it is held for longer than the store keeps the record of a free lock, and other
+/// locks are used meanwhile.
 pub async fn a_hold_outlives_the_retention(fixture: &dyn Fixture) {
     const RETENTION: Duration = Duration::from_secs(1);
     let (name, ttl) = (name("retention"), steady_ttl(fixture));
@@ -242,7 +244,7 @@ pub async fn a_hold_outlives_the_retention(fixture: &dyn Fixture) {
     let (stopwatch, guard) = (Stopwatch::start(), hold(&ann, &name).await);
     let mut others = 0;
     while stopwatch.elapsed() < RETENTION * 2 + ttl * 3 / 2 {
-        // Enough writes that a store which scans once every few hundred writes does so.
+        // Enough writes for a store that looks for old records once every few hundred writes.
         for _ in 0..10 {
             others += 1;
             hold(&bob, &support::name(&format!("other {others}"))).await.release().await.expect("a release");
@@ -259,8 +261,8 @@ pub async fn a_hold_outlives_the_retention(fixture: &dyn Fixture) {
     guard.release().await.expect("a release");
 }
 
-/// Invariant 1: a store that removes the records of free locks checks each again as it removes it: one that was acquired after the store had listed
-/// it is held.
+/// Invariant 1: a store that removes the records of free locks checks each one again as it removes it. The lock may
+/// have been acquired since the store listed its record as that of a free lock.
 pub async fn a_sweep_leaves_what_was_acquired_meanwhile(fixture: &dyn Fixture) {
     const RETENTION: Duration = Duration::from_secs(1);
     const NAMES: u32 = 200;
@@ -276,7 +278,7 @@ pub async fn a_sweep_leaves_what_was_acquired_meanwhile(fixture: &dyn Fixture) {
         client.granted(&claim, ttl).await;
         client.release(&claim, Delivery::Confirmed).await.expect("a release");
     };
-    // One record after another becomes old, and its lock is acquired at that moment: a little before or after it counts as old.
+    // One record after another becomes old. Its lock is acquired a little before or after the record counts as old.
     let mut released = Vec::new();
     for index in 0..NAMES {
         let name = support::name(&format!("old {index}"));
@@ -315,7 +317,8 @@ pub async fn a_sweep_leaves_what_was_acquired_meanwhile(fixture: &dyn Fixture) {
 /// A fixed lease is not renewed: it ends after its ttl, its holder is notified, and the lock is free.
 pub async fn a_fixed_lease_is_not_renewed(fixture: &dyn Fixture) {
     let (ann, bob) = (client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
-    // A client that ends the lease itself, because its session lives on, sends that a tenth of the ttl after the loss.
+    // A long ttl: a client that ends the lease itself, because its session lives on, sends that request a tenth of the
+    // ttl after the loss.
     let (name, ttl) = (name("fixed"), steady_ttl(fixture));
     let stopwatch = Stopwatch::start();
     let guard = ann.lock(name.as_str()).ttl(ttl).without_renewal().acquire().await.expect("nothing is broken");
@@ -328,7 +331,8 @@ pub async fn a_fixed_lease_is_not_renewed(fixture: &dyn Fixture) {
     assert!(is_free(&bob, &name).await);
 }
 
-/// A fixed lease ends at the store, although its client keeps another lease with the same ttl, which may share its session.
+/// A fixed lease ends at the store, although its client keeps another lease with the same ttl, which may share its
+/// session.
 pub async fn a_fixed_lease_ends_beside_a_kept_one(fixture: &dyn Fixture) {
     let ann = steady_client(fixture, Route::Clear).await;
     let (name, other, ttl) = (name("fixed beside"), name("kept"), steady_ttl(fixture));
@@ -341,7 +345,8 @@ pub async fn a_fixed_lease_ends_beside_a_kept_one(fixture: &dyn Fixture) {
     support::still_held(fixture, &other, kept.fencing_token(), ttl / 3).await;
 }
 
-/// A fixed lease after a wait lasts for its whole ttl, although its place has used up a part of that ttl or has a shorter one.
+/// A fixed lease after a wait lasts for its whole ttl, although its place has used up a part of that ttl or has a
+/// shorter one.
 pub async fn a_fixed_lease_that_waited_has_its_whole_ttl(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (ttl, place_ttl) = (fixture.ttl() * 2, ann.capabilities().max_place_ttl);
@@ -382,8 +387,8 @@ pub async fn max_hold_ends_the_renewal(fixture: &dyn Fixture) {
     becomes_free(&bob, &name, bound, "a lease is not renewed after its longest hold").await;
 }
 
-/// A `max_hold` that is shorter than the default ttl bounds the hold, after a free lock and after a queue, for renewed and for
-/// fixed leases, and no lease of this holder blocks the others for longer.
+/// A `max_hold` that is shorter than the default ttl bounds the hold, after a free lock and after a queue, for renewed
+/// and for fixed leases, and no lease of this holder blocks the others for longer.
 pub async fn max_hold_bounds_a_longer_ttl(fixture: &dyn Fixture) {
     let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
     let longest = fixture.ttl() * 2;
@@ -407,7 +412,8 @@ pub async fn max_hold_bounds_a_longer_ttl(fixture: &dyn Fixture) {
     }
 }
 
-/// `min_hold` outlives an early release: no other client holds the lock before it is over, and a waiter does soon after.
+/// `min_hold` outlives an early release: no other client holds the lock before it is over, and a waiter does soon
+/// after.
 pub async fn min_hold_outlives_an_early_release(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, client(fixture, Route::Clear).await);
     let (name, shortest) = (name("min hold"), fixture.ttl() * 2);
@@ -438,8 +444,8 @@ pub async fn min_hold_outlives_the_client(fixture: &dyn Fixture) {
     becomes_free(&bob, &name, bound, "free again after `min_hold`").await;
 }
 
-/// A shutdown after the end of a `min_hold` ends the lease, also before the keeper has noticed that end. A program that exits then would
-/// leave the lease of a session to its ttl.
+/// A shutdown after the end of a `min_hold` ends the lease, even if the keeper has not noticed that end yet. Otherwise
+/// the lease of a session would last until its ttl ends, if the program exits then.
 pub async fn a_shutdown_ends_a_min_hold_that_is_over(fixture: &dyn Fixture) {
     let builder = builder(fixture, Route::Clear).await.ttl(long_ttl(fixture));
     let bob = client(fixture, Route::Clear).await;
@@ -459,7 +465,7 @@ pub async fn a_shutdown_ends_a_min_hold_that_is_over(fixture: &dyn Fixture) {
                 ann.shutdown().await.expect("nothing is broken");
             });
             let _ = ends.send(());
-            // From here on the client does nothing, as if its process had ended without a word to the server.
+            // From here on the client does nothing, as if its process had exited.
             let _ = exit.recv();
         }
     });
@@ -469,8 +475,8 @@ pub async fn a_shutdown_ends_a_min_hold_that_is_over(fixture: &dyn Fixture) {
     process.join().expect("the process ends without a panic");
 }
 
-/// With the default ttl a fresh lease is valid for nearly all of it. After a wait the lease begins with the rest of the place's
-/// shorter ttl and is renewed to the whole ttl soon, before the next regular renewal.
+/// With the default ttl a fresh lease is valid for nearly all of it. After a wait the lease begins with the rest of the
+/// place's shorter ttl and is renewed to the whole ttl soon, before the next regular renewal.
 pub async fn the_default_ttl_is_whole_soon_after_a_grant(fixture: &dyn Fixture) {
     let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
     let (name, whole) = (name("default ttl"), DEFAULT_TTL * 85 / 100);
@@ -492,7 +498,8 @@ pub async fn the_default_ttl_is_whole_soon_after_a_grant(fixture: &dyn Fixture) 
     }
 }
 
-/// Invariant 4: a lease that a client is granted beside an older one, whose renewal is not due yet, is valid for as long as the first was.
+/// Invariant 4: a lease that a client is granted beside an older one, whose renewal is not due yet, is valid for as
+/// long as the older one was at first.
 pub async fn a_later_grant_has_its_whole_ttl(fixture: &dyn Fixture) {
     let (ann, ttl) = (steady_client(fixture, Route::Clear).await, steady_ttl(fixture));
     let _older = hold(&ann, &name("older")).await;

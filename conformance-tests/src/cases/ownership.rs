@@ -21,8 +21,8 @@ async fn releases(
     let record = fixture.record(claim.name()).await;
     assert!(
         matches!(&outcome, Ok(outcome) if *outcome == expected),
-        "{step}: its release ({delivery:?}) must return {expected:?}, and returned {outcome:?}. The lock is {:?}, and its record at the \
-         server after that is {record:?}",
+        "{step}: its release ({delivery:?}) must return {expected:?}, and returned {outcome:?}. The lock is {:?}, and \
+         its record at the server after that is {record:?}",
         claim.name()
     );
 }
@@ -116,8 +116,8 @@ pub async fn release_of_a_claim_never_granted(fixture: &dyn Fixture) {
     assert_eq!(fixture.resource_counts().await.leases, 1, "only the granted lock is held");
 }
 
-/// Contract of `LockBackend`: a repeated acquire of a claim that holds returns the same grant, and the lease lasts at least for the
-/// second ttl.
+/// Contract of `LockBackend`: a repeated acquire of a claim that holds returns the same grant, and the lease lasts at
+/// least for the second ttl.
 pub async fn repeated_acquire_returns_the_same_grant(fixture: &dyn Fixture) {
     let ann = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("again"), fixture.ttl());

@@ -17,11 +17,11 @@ use crate::hooks::{Hooked, Hooks, Inner};
 use crate::support::{AT_ONCE, BACK, eventually, join, name};
 use crate::timing_control::in_time;
 
-/// A client on a path whose round trip fits in a call is connected within this many bounds of a call.
+/// How many call bounds a client may take to connect over a path whose round trip fits into a call.
 const CONNECTED_BY: u32 = 15;
 
-/// Keeps the requests of lock-core from the backend during an outage, and until the backend has reported an event after it. So the waiter
-/// depends on the backend: no retry of lock-core reconnects it, or finds the lock free.
+/// Withholds the requests of lock-core during an outage and until the backend has reported an event after it. So the
+/// waiter depends on the backend alone: no retry of lock-core can reconnect it or find the lock free.
 #[derive(Default)]
 struct RetriesAfterAnEvent(Mutex<Progress>);
 
@@ -82,9 +82,10 @@ impl Hooks for RetriesAfterAnEvent {
     }
 }
 
-/// Invariant 13: a waiter may miss a notification while it is disconnected. A backend that is notified reconnects by itself, without a
-/// request of the client, and sends [`Event::Resync`] then, or the event that was missed. So the waiter retries at once, long before its
-/// next poll. If waiters poll, or the connection was their place, lock-core retries by itself.
+/// Invariant 13: a waiter may miss a notification while it is disconnected. A backend that is notified reconnects by
+/// itself, without a request of the client, and sends [`Event::Resync`] then, or the event that was missed. So the
+/// waiter retries at once, long before its next poll. If waiters poll, or the connection was their place, lock-core
+/// retries by itself.
 pub async fn a_waiter_retries_as_soon_as_it_is_connected(fixture: &dyn Fixture) {
     let (ann, ttl) = (long_client(fixture, Route::Clear).await, fixture.ttl() * LONG);
     let capabilities = ann.capabilities();
@@ -98,7 +99,7 @@ pub async fn a_waiter_retries_as_soon_as_it_is_connected(fixture: &dyn Fixture) 
     queued(fixture, &bob, &name, (1, 1)).await;
     let waits = async || hooks.is(Progress::Waits);
     eventually(bob.capabilities().call_bound, "the store has answered the waiter", waits).await;
-    // The answer is followed by the watch of the lock.
+    // After the reply the client begins to watch the lock.
     tokio::time::sleep(AT_ONCE).await;
     fixture.connected().await;
     if is_notified {
@@ -108,7 +109,7 @@ pub async fn a_waiter_retries_as_soon_as_it_is_connected(fixture: &dyn Fixture) 
     // The handoff and its notification happen during the outage.
     guard.release().await.expect("a release");
     if is_notified {
-        // What the backend reports of the cut itself is no sign of a reconnect.
+        // An event about the cut itself does not count as a reconnect.
         tokio::time::sleep(AT_ONCE).await;
         *lock(&hooks.0) = Progress::Healed;
     }
@@ -148,7 +149,8 @@ pub async fn a_waiter_is_notified_after_a_reconnect(fixture: &dyn Fixture) {
     }
 }
 
-/// Invariant 6: a holder that has reconnected learns of a loss as before. Its renewals would hide that it does not.
+/// Invariant 6: a holder that has reconnected is notified of a loss as before. If it were not, its next renewal would
+/// find the loss and hide that.
 pub async fn a_holder_is_notified_after_a_reconnect(fixture: &dyn Fixture) {
     let ann = Direct::warm(fixture, Route::Faulty).await;
     let (name, ttl) = (name("loss after a reconnect"), fixture.ttl() * LONG);
@@ -156,7 +158,7 @@ pub async fn a_holder_is_notified_after_a_reconnect(fixture: &dyn Fixture) {
         fixture.empty("a lease ends with its connection");
         return;
     }
-    // A client may begin and cease to observe its leases a moment later.
+    // A client may start and stop observing its leases a moment after the call.
     tokio::time::sleep(AT_ONCE).await;
     let claim = ann.claim(&name);
     let place = ann.granted(&claim, ttl).await.confirmation.place;
@@ -177,12 +179,14 @@ pub async fn a_holder_is_notified_after_a_reconnect(fixture: &dyn Fixture) {
     assert_eq!(matches!(reply, RenewReply::Renewed(_)), has_lease, "the next renewal returned {reply:?}");
 }
 
-/// Invariant 11: connecting may take several round trips, and more time than one call. An attempt to connect goes on when the call that
-/// began it has given up, so a client on a slow path is connected in the end, also after its connection was cut.
+/// Invariant 11: connecting may take several round trips, and longer than one call. An attempt to connect continues
+/// after the call that began it has given up. So a client on a slow path connects in the end, even after its connection
+/// was cut.
 pub async fn a_slow_path_is_connected_to(fixture: &dyn Fixture) {
     let client = long_client(fixture, Route::Faulty).await;
     let bound = client.capabilities().call_bound;
-    // A round trip takes a sixth of the bound: a call has time for its few, and not for those that set a connection up as well.
+    // A round trip takes a sixth of the bound. That is enough for the few round trips of a call, and not for those that
+    // set up a connection as well.
     let slow = PathFault::Delay(bound / 12);
     for cut in [false, true] {
         if cut {

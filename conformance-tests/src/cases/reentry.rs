@@ -90,7 +90,8 @@ pub async fn cancelling_one_pending_acquire_leaves_the_other(fixture: &dyn Fixtu
     assert!(granted.is_held());
 }
 
-/// Acquires that share a lease must agree in ttl and kind of renewal. Otherwise they fail with `InvalidInput`, and nothing is sent.
+/// Acquires that share a lease must agree in ttl and kind of renewal. Otherwise they fail with `InvalidInput`, and
+/// nothing is sent.
 pub async fn a_shared_lease_has_one_ttl(fixture: &dyn Fixture) {
     let ann = long_client(fixture, Route::Clear).await;
     let (name, holder) = (name("agree"), HolderId::new());

@@ -51,7 +51,7 @@ pub async fn a_wait_below_a_second_is_kept(fixture: &dyn Fixture) {
         let (stopwatch, lock) = (Stopwatch::start(), bob.lock(name.as_str()).wait(wait));
         let refused = in_time(wait + ENDS_BY, "waited for longer than it was to", lock.acquire()).await;
         stopwatch.not_before(wait, "gave up before its wait was over");
-        // So short a wait can end before the first reply.
+        // A wait this short can end before the first reply.
         let kind = kind_of(&refused);
         assert!(matches!(kind, ErrorKind::Timeout | ErrorKind::Indeterminate), "{refused:?}");
     }
@@ -145,8 +145,8 @@ pub async fn a_lost_push_costs_time_only(fixture: &dyn Fixture) {
     assert!(next.is_held());
 }
 
-/// A watch of a lock reports that it may be free: once, also if it became free before the watch, and not after its guard is
-/// dropped.
+/// A watch of a lock reports that it may be free: once, also if it became free before the watch, and not after its
+/// guard is dropped.
 pub async fn a_watch_reports_once(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let Some(names) = bob.backend().extensions().watch else {
@@ -180,8 +180,8 @@ pub async fn a_watch_reports_once(fixture: &dyn Fixture) {
     assert_eq!(reports(), 0, "a watch that was ended reports");
 }
 
-/// Invariant 15: a release notifies those who wait for its lock, and nobody else. Otherwise each release of a lock in use would bring
-/// requests for every lock that somebody waits for.
+/// Invariant 15: a release notifies the waiters of its lock and no others. Otherwise each release of a busy lock would
+/// cause a request for every lock that has a waiter.
 pub async fn a_release_notifies_the_waiters_of_its_lock_only(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::warm(fixture, Route::Clear).await);
     if bob.capabilities().waiting == Waiting::Poll {
@@ -212,7 +212,8 @@ pub async fn a_release_notifies_the_waiters_of_its_lock_only(fixture: &dyn Fixtu
     assert!(events.iter().all(is_own), "the release of one lock notified the waiters of others: {events:?}");
 }
 
-/// Releases the lock, and notifies the waiter, after the store has refused an acquire and before the client gets that reply.
+/// Releases the lock, and notifies the waiter, after the store has refused an acquire and before the client gets that
+/// reply.
 struct ReleasedMeanwhile {
     holder: Direct,
     held: Claim,
@@ -232,7 +233,8 @@ impl Hooks for ReleasedMeanwhile {
     }
 }
 
-/// Invariant 13: a notification that arrives while the waiter's own request is in flight is newer than its reply, and takes effect.
+/// Invariant 13: a notification that arrives while the waiter's own request is in flight is newer than its reply, and
+/// takes effect.
 pub async fn an_event_during_a_call_is_not_lost(fixture: &dyn Fixture) {
     let holder = Direct::new(fixture, Route::Clear).await;
     let (name, ttl) = (name("notified meanwhile"), fixture.ttl() * 20);
@@ -376,8 +378,8 @@ pub async fn a_thousand_waiters_all_get_their_turn(fixture: &dyn Fixture) {
     assert!(is_free(&holder, &name).await);
 }
 
-/// The cost of a handoff in requests. If the server keeps a queue, the cost does not grow with the number of waiters. Otherwise
-/// each waiter sends at most one request.
+/// The cost of a handoff in requests. If the server keeps a queue, the cost does not grow with the number of waiters.
+/// Otherwise each waiter sends at most one request.
 pub async fn the_cost_of_a_handoff_is_flat(fixture: &dyn Fixture) {
     let few = cost_of_handoffs(fixture, 2).await;
     let some = cost_of_handoffs(fixture, 10).await;

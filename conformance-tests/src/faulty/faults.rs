@@ -69,8 +69,8 @@ impl Faults {
         }
     }
 
-    /// [`Fixture::server`](crate::Fixture::server), for faults that do not need the store. Start and [`Data`](crate::Data) are the
-    /// fixture's: it replaces what is stored and then starts.
+    /// [`Fixture::server`](crate::Fixture::server), for faults that do not need the store. Start and
+    /// [`Data`](crate::Data) are the fixture's: it replaces what is stored and then starts.
     ///
     /// # Errors
     /// Faults that only a real server can have.
@@ -125,7 +125,7 @@ impl Faults {
 pub(crate) struct Shared {
     runtime: tokio::runtime::Handle,
     path: Mutex<Path>,
-    /// Raised by each cut. Requests in flight get no reply, and those that have not arrived never arrive.
+    /// Incremented by each cut. Requests in flight get no reply then, and those that have not arrived never arrive.
     pub(super) cuts: watch::Sender<u64>,
     pub(super) server: watch::Sender<Health>,
     spoilt: Mutex<HashSet<LockName>>,
@@ -147,7 +147,7 @@ struct Attached {
     core: CoreHandle,
 }
 
-/// How the server is.
+/// The state of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Health {
     Up,
@@ -199,7 +199,7 @@ impl Shared {
     }
 }
 
-/// Locks, also after a panic of a case.
+/// Locks a mutex, even after a panic of a case.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The library between a process and the machine's clock. It is written in C, because a preloaded Rust library would need unsafe
-/// code here. A machine that links Rust programs has a C compiler.
+/// The library between a process and the machine's clock. It is written in C, because a preloaded Rust library would
+/// need unsafe code here. A machine that links Rust programs has a C compiler.
 const SOURCE: &str = include_str!("clock_step.c");
 
 /// The step of a process's wall clock, zero at first. Linux only.

@@ -10,8 +10,8 @@ const IN_MEMORY: &[&str] = &["/dev/shm"];
 
 /// A temporary folder for the files of a store, in memory if the system has such a file system.
 ///
-/// The cases test whether a store keeps its acknowledged data when its process dies, which memory proves as well as a disk. A
-/// shared disk stalls for parts of a second when it syncs, and the cases would then measure the disk.
+/// The cases test whether a store keeps its acknowledged data when its process dies, which memory proves as well as a
+/// disk. A shared disk stalls for parts of a second when it syncs, and the cases would then measure the disk.
 ///
 /// # Errors
 /// Those of the system.

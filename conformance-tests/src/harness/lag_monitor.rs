@@ -1,4 +1,4 @@
-//! How late this machine is, measured beside a case.
+//! Measures how late this machine is while a case runs.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 /// The pause between two measurements.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The most processes and threads that must be woken one after the other before a case observes an event: the server or the thread
-/// that receives notifications, the keeper, a worker of the runtime, and the case.
+/// The most processes and threads that must be woken one after the other before a case observes an event: the server or
+/// the thread that receives notifications, the keeper, a worker of the runtime, and the case.
 const WAKE_UPS: u32 = 4;
 
-/// How often the host may pause a processor while a case runs. Each pause delays the case once, independently of the number of
-/// wake-ups.
+/// How often the host may pause a processor while a case runs. Each pause delays the case once, independently of the
+/// number of wake-ups.
 const STALLS: u32 = 2;
 
 /// The most processors that are measured.
@@ -24,8 +24,8 @@ const TICK: Duration = Duration::from_millis(2);
 
 /// Measures how late a thread is woken while a case runs.
 ///
-/// A bound in real time (5 ms, 50 ms) is a promise about the library, not about a busy machine. A case starts a lag monitor beside
-/// its work and asserts the bound plus the allowance of the lag monitor:
+/// A bound in real time (5 ms, 50 ms) is a promise about the library, not about a busy machine. A case starts a lag
+/// monitor beside its work and asserts the bound plus the allowance of the lag monitor:
 ///
 /// ```
 /// use std::time::{Duration, Instant};
@@ -56,8 +56,8 @@ struct LagSampler {
 }
 
 impl LagMonitor {
-    /// Starts a thread that sleeps 1 ms at a time until the lag monitor is dropped. The first lag monitor of a process also starts
-    /// one thread on each of at most eight processors. They run until the process ends.
+    /// Starts a thread that sleeps 1 ms at a time until the lag monitor is dropped. The first lag monitor of a process
+    /// also starts one thread on each of at most eight processors. They run until the process ends.
     ///
     /// # Panics
     /// If the system starts no thread.
@@ -66,7 +66,8 @@ impl LagMonitor {
         Self { sampler, thread: Some(thread), pinned: pinned() }
     }
 
-    /// The allowance for an upper bound in real time: how much the machine may have delayed an event that takes several wake-ups.
+    /// The allowance for an upper bound in real time: how much the machine may have delayed an event that takes several
+    /// wake-ups.
     pub fn allowance(&self) -> Duration {
         self.allowance_since(self.sampler.start)
     }
@@ -140,8 +141,9 @@ impl LagSampler {
     }
 }
 
-/// One thread on each processor, for all lag monitors of the process. The host of a virtual machine may pause one processor while
-/// the others run. Threads on the paused processor stall, and a thread on another one does not measure that.
+/// One thread on each processor, for all lag monitors of the process. The host of a virtual machine may pause one
+/// processor while the others run. Threads on the paused processor stall, and a thread on another one does not measure
+/// that.
 fn pinned() -> &'static [Arc<LagSampler>] {
     static PINNED: OnceLock<Vec<Arc<LagSampler>>> = OnceLock::new();
     PINNED.get_or_init(pin)

@@ -17,7 +17,7 @@ pub struct HolderLine {
     pub at_us: u64,
     /// The process id.
     pub pid: u32,
-    /// What.
+    /// What happened.
     #[serde(flatten)]
     pub event: HolderEvent,
 }
@@ -48,7 +48,7 @@ pub enum HolderEvent {
     },
     /// It has raised the counter in the file while it held the lock.
     Counted {
-        /// To what.
+        /// The new value.
         number: u64,
     },
     /// The store has accepted its write under the lease.
@@ -64,7 +64,7 @@ pub enum HolderEvent {
     Lost {
         /// The fencing token.
         token: u64,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// It has released the lock, and the server has confirmed it.
@@ -88,7 +88,7 @@ pub enum HolderEvent {
     },
     /// An operation failed.
     Failed {
-        /// What: `connect`, `acquire`, `release`, `write`, `count`, `command`, …
+        /// The operation: `connect`, `acquire`, `release`, `write`, `count`, `command`, …
         doing: String,
         /// The kind of the error.
         kind: String,

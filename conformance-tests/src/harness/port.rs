@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use tokio::net::TcpSocket;
 
-/// Below 32768, where Linux begins to give out ports to outgoing connections: a client cannot take the port of a server that is
-/// stopped for a moment.
+/// Below 32768, where Linux begins to give out ports to outgoing connections: a client cannot take the port of a server
+/// that is stopped for a moment.
 const RANGE: Range<u16> = 10_240..32_768;
 
 /// The number of ports in a block.
 const BLOCK: u16 = 256;
 
-/// How long a closed socket of this process may still listen: a child that is being started has a copy of it until it runs its
-/// program.
+/// How long a closed socket of this process may still listen: a child that is being started has a copy of it until it
+/// runs its program.
 const COPIES: Duration = Duration::from_secs(5);
 
 /// The blocks of ports of this process.
@@ -46,8 +46,8 @@ impl Block {
     }
 }
 
-/// A free loopback port that no other [`Port`] of this process, or of a concurrent one, has or had. So a server can be started
-/// again on it, and a remaining client of one case cannot reach the server of another.
+/// A free loopback port that no other [`Port`] of this process or of a concurrent one has or had. So a server can be
+/// started on it again, and a client that one case left behind cannot reach the server of another.
 #[derive(Debug)]
 pub struct Port(u16);
 

@@ -9,8 +9,8 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 /// How long a signal may take to have its effect before the harness gives up.
 const SIGNAL_BOUND: Duration = Duration::from_secs(10);
 
-/// A child process that can be killed, paused and resumed. It is killed when this is dropped, and also when the owner dies without
-/// a drop (kill -9, abort, a test runner's time limit).
+/// A child process that can be killed, paused and resumed. It is killed when this is dropped, and also when the owner
+/// dies without a drop (kill -9, abort, a test runner's time limit).
 #[derive(Debug)]
 pub struct ChildProcess {
     child: Child,
@@ -152,7 +152,7 @@ impl ChildProcess {
 
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        // The guardian goes first, so that it cannot hit a process that got the id after ours.
+        // The guardian ends first, so that it cannot kill a process that got the same id later.
         let _ = self.guardian.kill();
         let _ = self.guardian.wait();
         let _ = self.kill();
@@ -171,8 +171,9 @@ fn threads(id: u32) -> String {
     threads.flatten().map(line).collect()
 }
 
-/// A shell that kills the process `id` as soon as its standard input closes. The system closes it however this process ends. (A
-/// parent-death signal would need code between fork and exec, and fires when the *thread* ends that started the child.)
+/// A shell that kills the process `id` as soon as its standard input closes. The system closes it however this process
+/// ends. (A parent-death signal would need code between fork and exec, and fires when the *thread* ends that started
+/// the child.)
 fn guardian(id: u32) -> io::Result<Child> {
     Command::new("sh")
         .args(["-c", r#"trap "" INT TERM HUP; read -r _; kill -9 "$0""#, &id.to_string()])

@@ -12,8 +12,8 @@ use crate::fault::PathFault;
 use crate::faulty::{Faults, Faulty};
 use crate::fixture::Route;
 
-/// Both routes to a server over TCP. A [`Fixture`](crate::Fixture) of such a server owns one and delegates its methods about the path to
-/// it: the fault proxy injects the faults that it can, and [`Faults`] the others.
+/// Both routes to a server over TCP. A [`Fixture`](crate::Fixture) of such a server owns one and delegates its methods
+/// about the path to it: the fault proxy injects the faults that it can, and [`Faults`] the others.
 pub struct TcpPath {
     server: SocketAddr,
     proxy: FaultProxy,

@@ -15,7 +15,7 @@ use crate::fixture::Route;
 pub struct TcpPaths(Vec<TcpPath>);
 
 impl TcpPaths {
-    /// Starts the proxies of the servers, of which there is one at least. Call this on the runtime of the case.
+    /// Starts the proxies of the servers (at least one). Call this on the runtime of the case.
     ///
     /// # Errors
     /// Those of [`TcpPath::start`].

@@ -41,7 +41,9 @@ impl AbortsCallsBeside {
         let mut this = InFlight { closed: &self.closed, has_ended: false };
         let reply = tokio::select! {
             reply = call => reply,
-            () = self.closed.notified() => Err(Error::new(ErrorKind::Indeterminate, "injected: the connection was closed")),
+            () = self.closed.notified() => {
+                Err(Error::new(ErrorKind::Indeterminate, "injected: the connection was closed"))
+            }
         };
         this.has_ended = true;
         reply

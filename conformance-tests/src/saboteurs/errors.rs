@@ -7,7 +7,7 @@ use leasehold_core::{Error, ErrorKind, Result};
 use super::plain;
 use crate::hooks::{Hooks, Inner};
 
-/// More than fit in a call on a slow path.
+/// More steps than fit into a call on a slow path.
 const LOG_IN_STEPS: usize = 7;
 
 plain! {
@@ -15,7 +15,7 @@ plain! {
     WritesErrorsAsSentences;
     /// Writes owner tokens into the log.
     LogsTheOwner;
-    /// Begins to connect anew with each call.
+    /// Starts to connect again with each call.
     ConnectsInEachCall;
 }
 

@@ -159,7 +159,7 @@ impl Hooks for SweepsHeldLeases {
     }
 }
 
-/// Lists the free locks, and removes them a moment later, whoever holds them then.
+/// Lists the free locks, and removes them a moment later without checking whether they are held by then.
 #[derive(Default)]
 pub struct SweepsByAnOldList {
     free: Mutex<HashMap<LockName, Instant>>,

@@ -1,4 +1,5 @@
-//! Memory backends with one defect each, on which the cases must fail. A case that passes on its saboteur proves nothing.
+//! Memory backends with one defect each, on which the cases must fail. A case that passes on its saboteur proves
+//! nothing.
 
 mod capabilities;
 mod connections;

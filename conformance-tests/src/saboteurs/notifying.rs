@@ -1,5 +1,5 @@
-//! Stores without a queue that notify their waiters, and mistakes of such notifications. The memory store keeps a queue, so they turn off
-//! its places and notify the watches at each release.
+//! Stores without a queue that notify their waiters, each with one mistake. They are built on the memory store, which
+//! keeps a queue: they request no places there, and notify the watches at each release.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -14,7 +14,8 @@ use super::{Saboteur, plain, stateful};
 use crate::faulty::lock;
 use crate::hooks::{Hooks, Inner};
 
-/// The last claim that was granted each name, by a reply or by an event: a late reply has no receiver.
+/// The last claim that was granted each lock. It learns of grants from replies and from events, because a late reply
+/// has no receiver.
 #[derive(Default)]
 struct Holders {
     by_name: Mutex<HashMap<LockName, Claim>>,

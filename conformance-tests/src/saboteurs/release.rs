@@ -51,7 +51,7 @@ pub struct TriesReleasesOnce {
     tried: Mutex<HashSet<OwnerToken>>,
 }
 
-/// A release that finds nothing counts as done by an earlier one that failed.
+/// After a failed release, reports a later one that finds no lease as `Released`.
 #[derive(Default)]
 pub struct TakesGoneForReleased {
     failed: Mutex<HashSet<OwnerToken>>,

@@ -302,8 +302,8 @@ impl Hooks for ReportsFalseLosses {
     }
 }
 
-/// Has its connection on the runtime of the first acquire. The first renewal fails if that runtime is busy, and the next one gets
-/// its own connection.
+/// Has its connection on the runtime of the first acquire. The first renewal fails if that runtime is busy, and the
+/// next one gets its own connection.
 #[derive(Default)]
 pub struct LosesARenewalWithTheUsersRuntime {
     user: Mutex<Option<Handle>>,

@@ -265,7 +265,7 @@ struct Stepped {
 const BEFORE_ANY_STEP: Duration = Duration::from_secs(24 * 3600);
 
 impl Stepped {
-    /// The duration by this clock of a lease that ends after `ttl` by a clock without steps.
+    /// How long a lease of `ttl` by a clock without steps lasts by this clock.
     fn by_this_clock(&self, ttl: Duration) -> Duration {
         let step = self.step.load(Ordering::SeqCst);
         let by = Duration::from_nanos(step.unsigned_abs());

@@ -58,8 +58,8 @@ impl Hooks for PurgesWithdrawnClaimsEarly {
     }
 }
 
-/// Reads the notes, and later changes the record without them: a withdrawal in between is not seen. So it goes with a statement that reads
-/// them before it has locked the row, and with a withdrawal that locks no row if the statement reads an older snapshot.
+/// Reads the notes first and changes the record later, so it misses a withdrawal in between. So does a statement that
+/// reads the notes before it has locked the row, and one that reads an older snapshot if withdrawals lock no row.
 #[derive(Default)]
 pub struct ReadsNotesBeforeItLocks(Notes);
 

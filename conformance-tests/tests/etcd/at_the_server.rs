@@ -18,7 +18,7 @@ const TTL: Duration = Duration::from_secs(60);
 
 const AT_ONCE: Duration = Duration::from_millis(700);
 
-/// After that what a watch is followed by has happened.
+/// How long to wait until a client has done what follows the opening of a watch.
 const SETTLED: Duration = Duration::from_millis(300);
 
 async fn client(fixture: &OneMember, route: Route) -> LockClient {
@@ -33,7 +33,8 @@ fn watches(fixture: &OneMember) -> u64 {
     fixture.deployment().side().statistics().expect("statistics").watches()
 }
 
-/// Otherwise each leaves an etcd lease, which the server counts down and keeps in memory until the ttl is over.
+/// Otherwise each fixed lease leaves an etcd lease, which the server counts down and keeps in memory until its ttl is
+/// over.
 #[test]
 fn the_etcd_lease_of_a_fixed_lease_ends_with_its_claim() {
     case(async |fixture| {
@@ -118,7 +119,8 @@ fn a_broken_stream_is_opened_again_for_holders_and_waiters() {
     });
 }
 
-/// A stream whose packets vanish looks as one without news. The client's own pings would find out after seven seconds.
+/// A stream whose packets vanish looks like one without news. The pings of the etcd client would detect it only after
+/// seven seconds.
 #[test]
 fn a_silent_stream_is_tested() {
     case(async |fixture| {
@@ -135,7 +137,7 @@ fn a_silent_stream_is_tested() {
     });
 }
 
-/// A client of one member waits for a late reply for the bound of a call. After that it has another connection.
+/// A client of one member waits for a late reply for the bound of a call. Then it opens another connection.
 #[test]
 fn a_connection_without_replies_is_replaced() {
     case(async |fixture| {
@@ -155,7 +157,7 @@ fn vanish(fixture: &OneMember) {
     fixture.proxies().for_each(|proxy: &FaultProxy| proxy.apply_to(Fault::DropTraffic, Reach::Open));
 }
 
-/// As an operator does.
+/// Deletes the key of a lock, as an operator does.
 fn delete(fixture: &OneMember, name: &str) {
     let deployment = fixture.deployment();
     let stored = Stored { side: deployment.side(), prefix: PREFIX };

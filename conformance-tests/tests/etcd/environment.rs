@@ -76,7 +76,7 @@ impl StoreUnderTest for Environment {
         self.stored().record(&name())
     }
 
-    /// The server counts in whole seconds, so this waits until a second is over.
+    /// The server counts in whole seconds, so this waits until the number falls.
     fn lease_ends(&self) -> (Duration, Duration) {
         let lease = self.stored().queue(&name()).first().expect("a client holds the lock").lease;
         let left = || self.server.side().lease(lease).unwrap().map_or(Duration::ZERO, |lease| lease.left);

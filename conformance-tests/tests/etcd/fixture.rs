@@ -77,7 +77,7 @@ impl<D: Servers<Server = EtcdServer, Side = EtcdSide>> Store for Etcd<D> {
     }
 
     fn fault(servers: &D, fault: &ServerFault) -> Result<io::Result<()>, Unsupported> {
-        // Asked for only where it is needed: members that are stopped have no leader.
+        // Called only where it is needed: members that are stopped have no leader.
         let side = || servers.side();
         Ok(match fault {
             ServerFault::RefuseUser => side().delete_user(USER),
@@ -130,7 +130,7 @@ impl<D: Servers<Server = EtcdServer, Side = EtcdSide>> Store for Etcd<D> {
     }
 
     fn served(&self, servers: &D) -> u64 {
-        // A session is opened and closed as a connection is, and a watch is followed by a read.
+        // Opening and closing a session does not count, as for a connection. Nor does the read that follows each watch.
         let is_about_locks =
             |method: &str| !matches!(method, "Authenticate" | "LeaseGrant" | "LeaseRevoke" | "Range" | "Watch");
         Self::sum(servers, |statistics| {

@@ -1,5 +1,5 @@
-//! One member of three fails, or the leader, while a client acquires, waits, holds or releases: it shows as a short
-//! delay.
+//! One member of three fails, or the leader, while a client acquires, waits, holds or releases. The client only notices
+//! a short delay.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -22,11 +22,11 @@ const TTL: Duration = Duration::from_secs(12);
 const HOLD: Duration = Duration::from_secs(15);
 
 /// How long a leader is paused during a hold. Servers before 3.4.31 and 3.5.13 have a defect: a leader that was paused
-/// for longer than the ttl may end the lease as it goes on, before it knows that another one leads. Debian's 3.4.23 did
+/// for longer than the ttl may end the lease as it resumes, before it knows that another one leads. Debian's 3.4.23 did
 /// in one of ten tries.
 const LEADER_PAUSE: Duration = Duration::from_secs(6);
 
-/// A call that is not answered, an election, and the calls after it.
+/// One call without a reply, an election, and the calls after it.
 const DELAY: Duration = Duration::from_secs(6);
 
 /// A fault of one member.
@@ -97,7 +97,7 @@ fn places(fixture: &ThreeMembers, name: &str) -> usize {
     Stored { side, prefix: PREFIX }.queue(&LockName::new(name).expect("a name")).len()
 }
 
-/// Injects a fault. Returns the member that has it, and how long it may last.
+/// Injects a fault. Returns the member that has it, and how long the fault may last.
 fn inject(fixture: &ThreeMembers, fault: MemberFault, which: Which) -> (usize, Duration) {
     let mut deployment = fixture.deployment();
     let leader = deployment.leader().expect("a leader");
@@ -145,7 +145,7 @@ fn shows_as_a_delay(fault: MemberFault, which: Which) {
         let waiter = waits(&bob, "acquired");
         eventually("bob waits", || places(&fixture, "acquired") == 2).await;
         let ((member, _), stopwatch) = (inject(&fixture, fault, which), Stopwatch::start());
-        // Without a reply, the client goes on to release.
+        // If no reply arrives, the client repeats the release in the background.
         let _ = guard.release().await;
         let next = waiter.await.expect("no panic");
         stopwatch.within(DELAY, "a handoff is delayed");
@@ -331,7 +331,7 @@ fn a_client_that_moves_to_a_lagging_member_keeps_its_leases() {
     });
 }
 
-/// A member without a leader delivers nothing and replies to the test of its stream. It must end the stream.
+/// A member without a leader delivers nothing, but still replies to the test of its stream. It must end the stream.
 #[test]
 fn a_holder_on_a_member_that_is_cut_off_learns_of_its_loss() {
     case(async |fixture| {
@@ -354,7 +354,7 @@ fn a_holder_on_a_member_that_is_cut_off_learns_of_its_loss() {
     });
 }
 
-/// A wait that is as long as a call ends after the call, which knows that nothing was sent.
+/// A wait that is as long as a call ends just after the call, which knows that nothing was sent.
 #[test]
 fn a_cluster_that_is_down_is_unavailable() {
     run(DEADLINE, || async {

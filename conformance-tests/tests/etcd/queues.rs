@@ -1,4 +1,4 @@
-//! Queues and watches: what the suite does not know of etcd.
+//! Queues and watches, as far as they are specific to etcd.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const TTL: Duration = Duration::from_secs(20);
 /// A message of the server, and no renewal.
 const AT_ONCE: Duration = Duration::from_millis(1500);
 
-/// After that a watch is open, and no renewal is due for three seconds.
+/// After this time a watch is open. No renewal is due for three seconds more.
 const SETTLED: Duration = Duration::from_millis(300);
 
 fn name(text: &str) -> LockName {
@@ -59,7 +59,7 @@ fn a_compaction_does_not_disturb_a_waiter() {
         for round in 0..5 {
             let guard = hold(&ann, "compacted").await;
             let waiter = waits(&bob, "compacted");
-            // Before its watch is open, and after.
+            // In odd rounds, the compaction may come before bob has his place.
             if round % 2 == 0 {
                 eventually("bob waits", || leases(&fixture, "compacted").len() == 2).await;
             }
@@ -77,8 +77,8 @@ fn a_compaction_does_not_disturb_a_waiter() {
     });
 }
 
-/// A waiter whose lease an operator has revoked knows it at once. It requests another place, and blocks nobody until
-/// then.
+/// A waiter whose etcd lease an operator has revoked learns of that at once. It requests another place, and its former
+/// place blocks nobody.
 #[test]
 fn a_revoked_waiter_loses_its_place_at_once() {
     case(async |fixture| {
@@ -89,7 +89,7 @@ fn a_revoked_waiter_loses_its_place_at_once() {
         let carols = waits(&carol, "revoked");
         eventually("carol waits", || leases(&fixture, "revoked").len() == 3).await;
         let before = leases(&fixture, "revoked");
-        // After its watch has told it that it waits.
+        // After his watch has told bob that he waits.
         tokio::time::sleep(SETTLED).await;
         fixture.deployment().side().revoke(before[1]).expect("it is revoked");
         let stopwatch = Stopwatch::start();
@@ -229,10 +229,11 @@ fn a_client_uses_its_keys_again() {
     });
 }
 
-/// Otherwise, a handoff would take two more round trips.
+/// Otherwise a handoff would take two more round trips.
 #[test]
 fn a_client_that_queues_again_soon_opens_no_watch() {
-    /// A client watches a lock for so long after its last claim. A machine that pauses for longer shows nothing.
+    /// How long a client still watches a lock after its last claim. A round in which the machine paused for longer
+    /// proves nothing.
     const LINGER: Duration = Duration::from_millis(50);
     case(async |fixture| {
         let (mut holder, mut next) = (client(&fixture).await, client(&fixture).await);
@@ -262,7 +263,8 @@ fn a_client_that_queues_again_soon_opens_no_watch() {
     });
 }
 
-/// The server refuses a watch without its number. A client opens it again, and not as fast as the server refuses.
+/// The server refuses a watch and does not say which one. A client opens it again, but not as fast as the server
+/// refuses.
 #[test]
 fn a_client_whose_watches_are_refused_asks_seldom_and_goes_on() {
     const SECONDS: u64 = 3;
@@ -287,7 +289,7 @@ fn a_client_whose_watches_are_refused_asks_seldom_and_goes_on() {
         let stopwatch = Stopwatch::start();
         eventually("bob watches again", || watches() == 2).await;
         stopwatch.within(AT_ONCE, "bob watches again");
-        // After the read that follows.
+        // After the read that follows the watch.
         tokio::time::sleep(SETTLED).await;
         guard.release().await.expect("a release");
         let stopwatch = Stopwatch::start();

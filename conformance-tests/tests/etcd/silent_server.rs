@@ -44,12 +44,12 @@ async fn administer(extensions: Extensions<'_>) {
 #[test]
 fn each_call_of_an_operator_has_one_bound() {
     run(DEADLINE, || async {
-        // It never replied.
+        // A server that has never replied.
         let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("etcd://{}/", silent.local_addr().expect("an address"));
         administer(EtcdBackend::connect_lazy(&url).expect("a backend").extensions()).await;
 
-        // It has replied before.
+        // A server that has replied before.
         let server = EtcdSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
         let proxy = FaultProxy::start(server.addr()).expect("a proxy");
         let backend = EtcdBackend::connect(&format!("etcd://{}/", proxy.addr())).await.expect("a backend");

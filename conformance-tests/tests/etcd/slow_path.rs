@@ -27,7 +27,7 @@ fn sessions(fixture: &OneMember) -> u64 {
     statistics.requests().get("LeaseGrant").copied().unwrap_or_default()
 }
 
-/// Otherwise a client would begin anew for ever when it needs longer to connect than a call may take.
+/// Otherwise a client that needs longer to connect than a call may take would start over for ever.
 #[test]
 fn an_attempt_to_connect_outlives_the_calls_that_wait_for_it() {
     case(async |fixture| {
@@ -42,7 +42,7 @@ fn an_attempt_to_connect_outlives_the_calls_that_wait_for_it() {
     });
 }
 
-/// Otherwise an overloaded server would have to log each client in again that it keeps waiting.
+/// Otherwise an overloaded server would also have to log in again each client that it keeps waiting.
 #[test]
 fn a_late_reply_saves_the_connection() {
     const ROUNDS: u64 = 5;
@@ -64,7 +64,8 @@ fn a_late_reply_saves_the_connection() {
     });
 }
 
-/// The server counts from when it receives a request. A client that counts from the reply believes longer.
+/// The server counts from when it receives a request. A client that counts from the reply believes in its lease for too
+/// long.
 #[test]
 fn a_confirmation_counts_from_before_its_request() {
     const DELAY: Duration = Duration::from_millis(300);
@@ -78,7 +79,7 @@ fn a_confirmation_counts_from_before_its_request() {
         let (ann, bob) = (backend(proxy.addr()).await, backend(server.addr()).await);
         let names = ["free", "held"].map(|name| LockName::new(name).expect("a name"));
         let ttl = Duration::from_secs(8);
-        // They connect.
+        // Both clients connect first.
         ann.granted(&ann.claim(&LockName::new("warm").expect("a name")), ttl * 2).await;
         bob.granted(&bob.claim(&names[1]), ttl * 2).await;
         proxy.apply(Fault::Delay { requests: DELAY, replies: DELAY });

@@ -15,7 +15,7 @@ use super::common::{SOON, Stopwatch, eventually};
 /// How many locks one client waits for or holds.
 const LOCKS: u64 = 40;
 
-/// As many operations as a place needs while the client has a session for places.
+/// The number of operations that a place needs while the client has a session for places.
 const FEWEST: u64 = 5;
 
 const TTL: std::time::Duration = std::time::Duration::from_secs(20);
@@ -102,7 +102,7 @@ fn doctor_names_the_limit() {
         let check = check(&server).await;
         let CheckStatus::Error(hint) = &check.status else { panic!("{check:?}") };
         assert!(check.found == "4 operations" && hint.contains("--max-txn-ops"), "{check:?}");
-        // So do the calls that need more.
+        // The calls that need more operations name it too.
         let (ann, bob) = (client(&server).await, client(&server).await);
         let _held = ann.lock("x").acquire().await.expect("it is free, and needs three");
         let waiter = async {

@@ -158,7 +158,8 @@ fn a_lease_of_another_user_is_broken_with_the_permissions_and_not_changed_withou
     });
 }
 
-/// A lease that lasts for longer than a renewal requests is not prolonged. The connection is gone all the same.
+/// A renewal does not prolong a lease that lasts for longer than it requests. It must still report that the connection
+/// has ended.
 #[test]
 fn a_renewal_that_prolongs_nothing_reports_the_end_of_the_connection() {
     case(async |fixture| {
@@ -206,7 +207,8 @@ fn a_withdrawal_ends_the_connections_of_earlier_attempts() {
     });
 }
 
-/// `FLUSH TABLES WITH READ LOCK` waits for the waiter, and every writer of the server for that statement.
+/// `FLUSH TABLES WITH READ LOCK` waits for the statement of a waiter, and every writer of the server waits for the
+/// `FLUSH`.
 #[test]
 fn a_waiter_does_not_stop_the_writers_of_the_server() {
     own_servers(|| async {
@@ -229,7 +231,7 @@ fn a_waiter_does_not_stop_the_writers_of_the_server() {
         let written = tokio::task::spawn_blocking(move || writer.query(&insert).expect("it waits for the operator"));
         let operator = flushed.await.expect("no panic");
         stopwatch.within(Duration::from_millis(1500), "the operator waits for one slice of a waiter");
-        // A release goes on, and a grant waits.
+        // A release ends, and a grant waits.
         guard.release().await.expect("a release");
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert!(!waiting.is_finished() && !written.is_finished(), "the tables are locked");
@@ -273,7 +275,8 @@ fn waiters_that_give_up_together_do_not_delay_the_next_one() {
     });
 }
 
-/// Another program has locked the row for a moment, so nobody has its named lock, and the claim asks whether it waits.
+/// Another program locks the row for a moment. No claim has the named lock then, so the waiting claim asks whether it
+/// waits.
 #[test]
 fn nothing_is_asked_when_nothing_is_held() {
     case(async |fixture| {
@@ -295,8 +298,8 @@ fn nothing_is_asked_when_nothing_is_held() {
     });
 }
 
-/// A claim has locked the row, and its connection ends before its request for the token arrives. Another claim holds
-/// then.
+/// A claim has locked the row, and its connection ends before its request for the token arrives. By then another claim
+/// holds the lock.
 #[test]
 fn a_late_request_for_a_token_does_not_raise_that_of_the_next_holder() {
     case(async |fixture| {
@@ -319,7 +322,7 @@ fn a_late_request_for_a_token_does_not_raise_that_of_the_next_holder() {
 /// The path hides a restart from a waiter, and another connection gets the number of its connection.
 #[test]
 fn a_waiter_whose_number_another_connection_has_waits_again() {
-    /// More than a server opens by itself, and than clients open to connect again.
+    /// More connections than a server opens by itself and clients open to reconnect.
     const EARLIER: usize = 100;
     own_servers(|| async {
         let fixture = MySqlFixture::new().await;

@@ -16,7 +16,7 @@ use super::support::{SOON, case, client, hold};
 
 const TTL: Duration = Duration::from_secs(30);
 
-/// More than any call has.
+/// More awaits than any call has.
 const MOST_AWAITS: usize = 2_000;
 
 /// How long requests and replies take.
@@ -50,7 +50,7 @@ const CALLS: [Call; 10] = [
     Call::Examine,
 ];
 
-/// Drops a future when it waits after it has waited so many times before. Returns whether it ended before.
+/// Polls a future, and drops it when it is pending once more after `times` times. Returns whether it ended before that.
 async fn dropped_after(times: usize, call: impl Future<Output = ()>) -> bool {
     let (mut call, mut left) = (Box::pin(call), times);
     poll_fn(|cx| match call.as_mut().poll(cx) {
@@ -132,9 +132,9 @@ async fn drop_at_every_await(fixture: &MySqlFixture, call: Call, is_cold: bool) 
             Call::AcquireHeld | Call::TryAcquireHeld => bob.claim(&name("held")),
             _ => bob.claim(&name("own")),
         };
-        // The client that holds is that of the call, unless the call has to connect. A renewal connects anew in any
-        // case. A release that changes no row ends the transaction on the connection of the lease, whichever client
-        // calls it.
+        // The client of the call holds the lock, unless the call has to connect. A renewal opens a connection of its
+        // own in any case. A release that changes no row ends the transaction on the connection of the lease, whichever
+        // client calls it.
         let ann = cold(fixture);
         let runs_as_holder = call == Call::Renew || call == Call::Release && !MySqlFixture::RENEWALS_WRITE;
         let is_other = held.name().as_str() == "held" || is_cold && !runs_as_holder;
@@ -168,7 +168,7 @@ async fn drop_at_every_await(fixture: &MySqlFixture, call: Call, is_cold: bool) 
 }
 
 async fn drop_calls(fixture: &MySqlFixture, is_cold: bool) {
-    // Otherwise a reply has sometimes arrived before the call waits for it.
+    // Without the delay, a reply has sometimes arrived before the call waits for it.
     fixture.path(PathFault::Delay(DELAY)).await;
     for call in CALLS {
         let awaits = drop_at_every_await(fixture, call, is_cold).await;
@@ -187,7 +187,7 @@ fn calls_that_connect_can_be_dropped_at_every_await() {
     case(async |fixture| drop_calls(&fixture, true).await);
 }
 
-/// At any time, in calls of a client.
+/// Acquires of a client, dropped at any time.
 #[test]
 fn dropped_acquires_leave_clean_connections() {
     case(async |fixture| {

@@ -56,7 +56,8 @@ impl Environment {
         start(&with_call(&Self::url_of(self.proxy.addr())), more)
     }
 
-    /// A lock holder that waits: it has all its connections, and a place if the server knows its waiters.
+    /// A lock holder that waits. When this returns, it has all its connections, and a place if the server knows its
+    /// waiters.
     pub(crate) fn waiter(&self, more: &[&str]) -> LockHolder {
         let waiting = self.record().waiting();
         let mut lock_holder = self.lock_holder(more);

@@ -26,7 +26,7 @@ fn a_promoted_replica_grants_a_higher_token_and_the_former_holder_learns_of_it()
         pair.end_the_primary();
         let loss = tokio::time::timeout(TTL, guard.lost()).await.expect("the holder learns of it");
         stopwatch.within(TTL / 3 + Duration::from_secs(1), "its next renewal");
-        // Those of the other clients may have the former connections.
+        // A new client, because the others may still have connections from before.
         let newcomer = pair.client(TTL, STRATEGY).await;
         let refused = newcomer.lock("lost").try_acquire().await.expect_err("a replica is read-only");
         assert_eq!(refused.kind(), ErrorKind::Unavailable, "{refused:?}, after {loss:?}");

@@ -28,7 +28,7 @@ fn notes(fixture: &MySqlFixture) -> usize {
 async fn write(program: &mut MySqlConnection, guard: &LockGuard) -> Result<(), ErrorKind> {
     let mut transaction = program.begin().await.expect("a transaction");
     if let Err(error) = fence(&mut transaction, guard).await {
-        // Dropped, it would be rolled back when the connection is used next.
+        // A dropped transaction is rolled back only when the connection is used next.
         transaction.rollback().await.expect("a rollback");
         return Err(error.kind());
     }

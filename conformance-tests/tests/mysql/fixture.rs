@@ -19,7 +19,7 @@ use super::stored::Stored;
 /// The user of clients has the least permissions, so that every case proves that they are enough.
 const CONTENTS: Contents = Contents { tables: SCHEMA, grants };
 
-/// A server that the variable `LEASEHOLD_MYSQL_URL` names is not stopped, and its settings for all users are not
+/// A server that the variable `LEASEHOLD_MYSQL_URL` names must not be stopped, and its global settings must not be
 /// changed.
 pub(super) const NOT_OURS: Unsupported = Unsupported::withheld("the server of LEASEHOLD_MYSQL_URL is not ours");
 
@@ -29,7 +29,7 @@ const CONNECT_BOUND: Duration = Duration::from_secs(2);
 /// A client has a connection of its own runtime and one of its keeper's, which polls. A holder has one more.
 const LEAST_PER_CLIENT: u64 = 2;
 
-/// For so long the number of connections does not change.
+/// The number of connections counts as stable when it has not changed for this long.
 const STABLE: Duration = Duration::from_millis(30);
 
 /// The least number of connections that a server of our own can be limited to.
@@ -108,7 +108,7 @@ impl<S: Strategy> StrategyFixture<S> {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with the server, which is our own.
+    /// Runs `work` on the server, which must be our own.
     pub(super) fn own(&self, work: impl FnOnce(&MySqlServer)) {
         work(self.server().own().expect("a server of our own"));
     }
@@ -181,7 +181,7 @@ impl<S: Strategy> StrategyFixture<S> {
         server.client().unwrap_or_else(|error| panic!("the user is still refused: {error}"));
     }
 
-    /// A fault for which the process or the clock of the server is needed; `None` for another fault.
+    /// Injects a fault of the server's process or clock. Returns `None` for another fault.
     fn process(&self, fault: &ServerFault) -> Option<Result<(), Unsupported>> {
         use ServerFault::{ClockBack, ClockForward, Kill, Pause, Resume, Start, Stop};
         let mut server = self.server();

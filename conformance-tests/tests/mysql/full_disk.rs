@@ -19,8 +19,8 @@ use super::support::{SOON, Stopwatch, client, hold, own_servers};
 
 const TTL: Duration = Duration::from_secs(3);
 
-/// Acquires locks until one is refused: what the server has allocated before takes some. A refused acquire fails with
-/// `Capacity` within its bound, also if it would wait.
+/// Acquires locks until one is refused: the server still has some allocated room. A refused acquire fails with
+/// `Capacity` within its bound, even if it may wait.
 async fn until_refused(client: &LockClient) -> Vec<LockGuard> {
     let mut taken = Vec::new();
     let refused = loop {
@@ -92,8 +92,8 @@ fn a_full_disk_refuses_new_locks_and_keeps_held_ones() {
     });
 }
 
-/// A lease that is a row cannot be renewed or released: its holder learns of that in time. One that is a transaction
-/// writes nothing.
+/// A lease that is a row cannot be renewed or released, and its holder learns of that in time. A lease that is a
+/// transaction writes nothing, and is kept.
 #[test]
 fn a_server_that_can_write_nothing_makes_no_second_holder() {
     own_servers(|| async {

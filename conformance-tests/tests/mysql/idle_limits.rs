@@ -47,7 +47,7 @@ fn holder(fixture: &MySqlFixture) -> Option<String> {
     holders(fixture).into_iter().next()
 }
 
-/// Asserts that the same connection holds for so long, and that nobody else is granted the lock.
+/// Asserts that the same connection holds the lock for `time`, and that no other client is granted it.
 async fn keeps(fixture: &MySqlFixture, guard: &LockGuard, time: Duration, what: &str) {
     let (bob, first) = (client(fixture, SOON).await, holder(fixture));
     assert!(first.is_some(), "{what}: the server has no holder");
@@ -75,7 +75,7 @@ fn no_idle_limit_of_the_server_ends_a_lease() {
     });
 }
 
-/// The server has a lower maximum than the lease needs: it says so, and nobody believes in a lease.
+/// The maximum of the server is lower than what the lease needs. The acquire fails with an error that says so.
 #[test]
 fn a_limit_that_cannot_be_set_is_an_error_that_says_so() {
     own_servers(|| async {
@@ -110,8 +110,8 @@ fn a_lease_is_used_more_often_than_idle_connections_are_closed() {
     });
 }
 
-/// The uses of its connection do not make a lease last longer, nor end it early: after its holder is cut off, the
-/// server ends it after the rest of its ttl.
+/// Using the connection of a lease neither prolongs the lease nor ends it early: if its holder is cut off, the server
+/// ends it after the rest of its ttl.
 #[test]
 fn a_lease_ends_with_its_ttl_although_its_connection_is_used() {
     own_servers(|| async {

@@ -1,4 +1,4 @@
-//! Leases of the two strategies do not exclude each other, so a database is used with one of them.
+//! Leases of the two strategies do not exclude each other, so a database may be used with only one of them.
 
 use leasehold::{ErrorKind, LockClient, LockGuard, Result};
 use leasehold_core::admin::CheckStatus;
@@ -17,7 +17,7 @@ const GRANTS: [(&str, &str); 2] = [
     (FOR_UPDATE, "SELECT 1 FROM locks.leasehold_fences"),
 ];
 
-/// As the error says.
+/// What the error tells an operator to run.
 const SWITCH: &str = "DELETE FROM locks.leasehold_locks WHERE name = ''";
 
 /// Clients that begin together, on empty tables.
@@ -45,7 +45,7 @@ fn has_granted(server: &MySqlServer, strategy: &str) -> bool {
     !server.query(query).unwrap_or_else(|error| panic!("{query}: {error}")).is_empty()
 }
 
-/// The error says what to do.
+/// Asserts that the client is refused, and that the error says what to do.
 async fn is_refused(client: &LockClient, used: &str) {
     let error = acquire(client, "job").await.expect_err("the other strategy is refused");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
@@ -70,7 +70,7 @@ fn a_database_is_used_with_one_strategy() {
             // Also when nothing is held: the next holder may come while the other one works.
             is_refused(&other, used).await;
             assert!(has_granted(&server, first) && !has_granted(&server, second), "{used}");
-            // A connection that was opened before.
+            // On a connection that was opened before.
             acquire(&own, "job").await.unwrap_or_else(|error| panic!("{used}: {error:?}")).release().await.unwrap();
 
             drop(own);
@@ -106,7 +106,7 @@ fn of_clients_that_begin_together_one_strategy_gets_all_locks() {
     });
 }
 
-/// Each of them holds the row for a moment, while the others wait for it.
+/// Each claim has the row for a moment, while the others wait for it.
 #[test]
 fn claims_that_wait_are_refused_too() {
     own_servers(|| async {

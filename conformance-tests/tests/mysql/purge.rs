@@ -60,14 +60,14 @@ fn a_name_whose_row_was_removed_repeats_no_token() {
     });
 }
 
-/// A row that is younger than the retention stays, so that the clock can be set back by so much.
+/// A row that is younger than the retention stays, so that the clock can be set back by less than the retention.
 #[test]
 fn a_clock_that_is_set_back_by_less_than_the_retention_repeats_no_token() {
     own_servers(|| async {
         let fixture = MySqlFixture::new().await;
         let ann = client(&fixture, "8s").await;
         let first = token(&ann).await;
-        // A step of the removal comes every two seconds.
+        // A client looks for old rows every two seconds.
         assert!(!is_removed_within(&fixture, &ann, Duration::from_secs(4)).await, "the row is removed too soon");
         Fixture::server(&fixture, ServerFault::ClockBack(Duration::from_millis(7_500))).await.expect("its own server");
         let next = token(&ann).await;
@@ -75,7 +75,7 @@ fn a_clock_that_is_set_back_by_less_than_the_retention_repeats_no_token() {
     });
 }
 
-/// The next token of a lock without a row is the server's time.
+/// The next token of a lock without a row is the server's time, which could be lower than the last token.
 #[test]
 fn a_token_that_is_ahead_of_the_clock_is_not_removed() {
     own_servers(|| async {

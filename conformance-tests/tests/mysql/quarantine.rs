@@ -1,5 +1,5 @@
-//! A server that takes the place of another one, or that lost data in a crash, grants no lock until the leases have
-//! ended that it may not know of.
+//! A server that replaces another one, or that lost data in a crash, grants no lock until the leases that it may not
+//! know of have ended.
 
 use std::time::{Duration, Instant};
 
@@ -59,7 +59,7 @@ fn a_promoted_replica_grants_no_lock_that_the_former_primary_granted() {
         let stopwatch = Stopwatch::start();
         pair.end_the_primary();
         let waiting = tokio::spawn(async move { hold(&bob, "lost").await });
-        // Clients know the replica before it can grant a lock. This time does not count.
+        // Clients know the replica before it can grant a lock. This time does not count for the quarantine.
         tokio::time::sleep(TTL / 2).await;
         assert!(!waiting.is_finished(), "a read-only server granted a lock");
         let promoted = pair.promote();
@@ -70,7 +70,7 @@ fn a_promoted_replica_grants_no_lock_that_the_former_primary_granted() {
     });
 }
 
-/// A cron job that tries once would otherwise wait for ever.
+/// Otherwise a cron job that tries once would never get the lock.
 #[test]
 fn clients_that_live_for_less_than_the_quarantine_share_it() {
     pair(async |mut pair| {
@@ -139,7 +139,7 @@ fn a_read_only_server_is_left() {
     });
 }
 
-/// A user who may write there would make the replica differ from its primary.
+/// An administrator may write to a read-only server. A grant there would make the replica differ from its primary.
 #[test]
 fn a_read_only_server_grants_no_lock_to_an_administrator() {
     case_with_own_server(async |fixture| {
@@ -201,7 +201,7 @@ fn quarantine_also_waits_for_an_unknown_server() {
     });
 }
 
-/// A server whose last second is lost in a crash.
+/// A server that loses its last second in a crash.
 fn volatile() -> MySqlServer {
     let server = MySqlSettings::new().option("innodb-flush-log-at-trx-commit=0").start();
     let server = server.unwrap_or_else(|error| panic!("{error}"));

@@ -16,7 +16,7 @@ pub(super) const WAITS: &str = "info LIKE 'SELECT CAST(GET_LOCK(%FROM leasehold_
 
 impl Stored<'_> {
     pub(super) fn record(&self, name: &LockName) -> Record {
-        // MySQL tells the time of a connection in seconds.
+        // MySQL shows the time of a connection in whole seconds, and MariaDB also in milliseconds.
         let found = self.query(&format!(
             "SELECT CAST(f.fence AS CHAR), {HOLDER} IS NOT NULL, \
              CAST(f.ttl * 1000000 - (SELECT COALESCE(SUM(/*M! p.time_ms * 1000 + 0 * */ p.time * 1000000), 0) \
@@ -26,7 +26,8 @@ impl Stored<'_> {
         ));
         let pattern = format!("%name = {}%", hex(name)).replace('\'', "''");
         let waiters = self.query(&format!(
-            "SELECT COUNT(*) FROM information_schema.processlist WHERE db = DATABASE() AND {WAITS} AND info LIKE '{pattern}'"
+            "SELECT COUNT(*) FROM information_schema.processlist \
+             WHERE db = DATABASE() AND {WAITS} AND info LIKE '{pattern}'"
         ));
         let waiters: u64 = number(&waiters[0], 0);
         let Some(row) = found.first() else {

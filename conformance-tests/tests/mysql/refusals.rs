@@ -10,14 +10,14 @@ use super::set_up::set_up;
 use super::strategy::MySqlFixture;
 use super::support::own_servers;
 
-/// Far longer than an acquire may take that is refused.
+/// Far longer than a refused acquire may take.
 const WAIT: Duration = Duration::from_secs(60);
 
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 struct Refusal {
     what: &'static str,
-    /// What is wrong with the server, once it is set up.
+    /// Makes the server unfit, after it was set up.
     statement: &'static str,
     user: &'static str,
     database: &'static str,

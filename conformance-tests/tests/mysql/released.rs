@@ -1,4 +1,4 @@
-//! Locks that a client acquires again: what it expects of their rows, and what happens if it is wrong.
+//! Locks that a client acquires again. It expects their rows to be as it left them, and must notice when they are not.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::support::{case, client, hold, own_servers};
 /// No renewal is due while a case runs.
 const TTL: Duration = Duration::from_secs(60);
 
-/// How many statements a try takes, and whether the lock was granted.
+/// How many statements one attempt takes, and whether the lock was granted.
 async fn try_once(fixture: &MySqlFixture, client: &LockClient, name: &str) -> (u64, bool) {
     let executed = || Stored(&*fixture.server()).status("Com_stmt_execute");
     let before = executed();

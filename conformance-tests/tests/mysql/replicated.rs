@@ -61,7 +61,7 @@ impl Replicated {
         self.proxy.apply(Fault::Disconnect);
     }
 
-    /// Makes the replica accept writes. Returns when it did not yet.
+    /// Makes the replica accept writes. Returns a time just before that.
     pub(super) fn promote(&self) -> Instant {
         let before = Instant::now();
         Stored(&self.replica).query("SET GLOBAL read_only = 0");

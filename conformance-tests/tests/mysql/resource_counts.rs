@@ -4,7 +4,7 @@ use leasehold_core::LockName;
 
 use super::stored::{Stored, hex};
 
-/// The connections of clients: those to the database of the test, but for those of the fixture.
+/// The connections of clients: all to the database of the test, except those of the fixture.
 pub(super) const CLIENTS: &str =
     "information_schema.processlist WHERE db = DATABASE() AND user <> SUBSTRING_INDEX(USER(), '@', 1)";
 

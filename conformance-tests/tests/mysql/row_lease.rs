@@ -29,7 +29,8 @@ impl Strategy for RowLease {
         let found = stored.query(
             "SELECT COUNT(CASE WHEN expires_at > UTC_TIMESTAMP(6) THEN 1 END), \
              COUNT(CASE WHEN expires_at <= UTC_TIMESTAMP(6) AND fence > 0 THEN 1 END), \
-             CAST(COALESCE(SUM(CASE WHEN withdrawn_until > UTC_TIMESTAMP(6) THEN LENGTH(withdrawn) DIV 16 END), 0) AS SIGNED) \
+             CAST(COALESCE(SUM(CASE WHEN withdrawn_until > UTC_TIMESTAMP(6) THEN LENGTH(withdrawn) DIV 16 END), 0) \
+             AS SIGNED) \
              FROM leasehold_locks",
         );
         let row = &found[0];

@@ -41,7 +41,7 @@ async fn crowd(fixture: &MySqlFixture, what: &str) {
     }
 }
 
-/// A setting of the whole server. Others may use it, so the former value comes back.
+/// A setting of the whole server. Others may use the server, so the former value is restored.
 struct Global<'a> {
     fixture: &'a MySqlFixture,
     name: String,
@@ -49,7 +49,7 @@ struct Global<'a> {
 }
 
 impl<'a> Global<'a> {
-    /// The first of these that the server has: MySQL and MariaDB differ.
+    /// Saves the first of these settings that the server has: MySQL and MariaDB have different names.
     fn save(fixture: &'a MySqlFixture, names: &[&str]) -> Self {
         let list = names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
         let found = Stored(&*fixture.server()).query(&format!("SHOW GLOBAL VARIABLES WHERE Variable_name IN ({list})"));
@@ -90,7 +90,8 @@ fn every_sql_mode_serves_a_crowd() {
     });
 }
 
-/// Each client sets these itself. A fixture of our own, because they would also change its connection.
+/// Each client sets these for its connections. The case has a server of its own, because they would also change the
+/// connection of the fixture.
 #[test]
 fn other_defaults_of_the_server_change_nothing() {
     own_servers(|| async {

@@ -52,7 +52,7 @@ fn a_client_that_waits_has_two_connections() {
     });
 }
 
-/// The goal is 20 statements a second.
+/// The waiters of one client together send at most 20 statements a second.
 #[test]
 fn a_hundred_waiters_share_one_poll() {
     case(async |fixture| {

@@ -1,4 +1,4 @@
-//! Waiters, who have turns at the right to poll (`GET_LOCK`).
+//! Waiters, which take turns at the right to poll (`GET_LOCK`).
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -23,7 +23,8 @@ fn waiting(fixture: &MySqlFixture) -> usize {
 /// Whether anybody has the named lock of a lock.
 fn is_granted(fixture: &MySqlFixture, name: &str) -> bool {
     let text = format!(
-        "SELECT CAST(IS_USED_LOCK(CONCAT('leasehold.', LEFT(SHA2(CONCAT(DATABASE(), '/', '{name}'), 256), 40))) AS CHAR)"
+        "SELECT CAST(IS_USED_LOCK(CONCAT('leasehold.', LEFT(SHA2(CONCAT(DATABASE(), '/', '{name}'), 256), 40))) \
+         AS CHAR)"
     );
     fixture.server().query(&text).expect("it replies")[0][0].is_some()
 }
@@ -53,7 +54,7 @@ fn turns_follow_each_other_without_polls() {
         let handoffs = holders.windows(2).filter(|pair| pair[0] != pair[1]).count();
         // A client that never found the lock held may acquire it several times before the others have been woken.
         assert!(handoffs * 2 > holders.len(), "{handoffs} handoffs, {holders:?}");
-        // Of each turn: whether the lock is wanted, the named lock, and with it whether the lock is held.
+        // The queries of a turn: whether the lock is wanted, the named lock, and with it whether the lock is held.
         let (selects, turns) = (selects() - before, u64::from(TURNS) * CLIENTS as u64);
         assert!(selects < turns * 4, "{selects} queries for {turns} turns");
     });
@@ -229,7 +230,7 @@ fn waiters_do_not_delay_a_global_read_lock() {
     });
 }
 
-/// It wants the lock again at once, and a claim that polls sees it free for a moment only.
+/// Such a client leaves the lock free for a moment only, in which a claim that polls may not see it.
 #[test]
 fn a_client_that_takes_the_lock_again_and_again_starves_nobody() {
     case(async |fixture| {

@@ -1,5 +1,5 @@
-//! What the server keeps of claims that were withdrawn, and of the ttls in use. The library would report the same
-//! without it.
+//! What the server keeps about withdrawn claims and about the ttls in use. It is read at the server, because the
+//! library would report the same without it.
 
 use std::time::Duration;
 

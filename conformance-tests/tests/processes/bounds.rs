@@ -1,4 +1,5 @@
-//! Shared parts of the environments of the process cases: the lock, its times, its lock holders, and the check of times.
+//! Shared parts of the environments of the process cases: the lock, its times, its lock holders, and the check of
+//! times.
 
 use std::time::Duration;
 
@@ -10,8 +11,8 @@ use leasehold_core::backend::TtlScope;
 /// The time limit of short operations. Only a hang takes longer, even on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 
-/// The ttl of these cases: short enough to wait for, long enough that no lease is lost if a busy machine pauses for two seconds
-/// between two renewals.
+/// The ttl of these cases: short enough to wait for, long enough that no lease is lost if a busy machine pauses for two
+/// seconds between two renewals.
 pub(crate) const TTL: Duration = Duration::from_secs(4);
 
 /// The part of the ttl that a holder leaves unused.
@@ -51,10 +52,10 @@ pub(crate) trait StoreUnderTest {
     /// The store's own record of the lock.
     fn record(&self) -> Record;
 
-    /// Measures how late the machine is.
+    /// Measures the lag of the machine.
     fn lag_monitor(&self) -> &LagMonitor;
 
-    /// What a lease shares its end with: nothing, the other leases of its session, or the connection that keeps it.
+    /// What a lease ends with: its own ttl, the session that it shares, or the connection that keeps it.
     fn ttl_scope(&self) -> TtlScope {
         TtlScope::Lease
     }
@@ -86,7 +87,8 @@ pub(crate) trait StoreUnderTest {
         (lock_holder, token)
     }
 
-    /// The earliest and the latest end of the lease by the store's own record, on the machine's clock, unless it is renewed.
+    /// The earliest and the latest end of the lease by the store's own record, on the machine's clock, unless it is
+    /// renewed.
     #[track_caller]
     fn lease_ends(&self) -> (Duration, Duration) {
         let before = machine_now();
@@ -94,7 +96,8 @@ pub(crate) trait StoreUnderTest {
         (before + left, machine_now() + left)
     }
 
-    /// How long a lease or a place outlives its process at most: for its ttl, or not at all if it ends with its connection.
+    /// How long a lease or a place outlives its process at most: for its ttl, or not at all if it ends with its
+    /// connection.
     fn outlives_its_process(&self) -> Duration {
         match self.ttl_scope() {
             TtlScope::Connection => Duration::ZERO,
@@ -115,8 +118,8 @@ pub(crate) trait StoreUnderTest {
         self.record().lease().is_some()
     }
 
-    /// Asserts that something happened in time: not before the first moment, not later than the second one plus the lag of the
-    /// machine.
+    /// Asserts that something happened in time: not before the first moment, not later than the second one plus the lag
+    /// of the machine.
     #[track_caller]
     fn happened(&self, what: &str, at_us: u64, earliest: Duration, latest: Duration) {
         let at = Duration::from_micros(at_us);

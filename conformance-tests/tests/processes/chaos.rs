@@ -9,8 +9,8 @@ use leasehold_core::FencingToken;
 
 use super::environment::{Environment, SOON, StoreUnderTest as _, name};
 
-/// The holds in the events of the lock holders. A hold of a killed process ends with its last event, and a hold that expired during
-/// a pause with the last event before the pause.
+/// The holds in the events of the lock holders. A hold of a killed process ends with its last event, and a hold that
+/// expired during a pause with the last event before the pause.
 pub(crate) fn holds(events: &[HolderLine]) -> Vec<Hold> {
     let mut holds = Vec::new();
     let mut open: BTreeMap<u32, Hold> = BTreeMap::new();

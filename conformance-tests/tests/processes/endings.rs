@@ -8,7 +8,8 @@ use super::environment::{
     Environment, LOSS_SLACK, MARGIN, SOON, StoreUnderTest as _, TAKEOVER_SLACK, TTL, eventually, is_held,
 };
 
-/// The next lock holder acquires the lock when the previous lease ends by the server's own record: not before, and at once.
+/// The next lock holder acquires the lock when the previous lease ends by the server's own record: not before, and at
+/// once.
 #[track_caller]
 fn taken_over(
     environment: &Environment,
@@ -165,7 +166,8 @@ fn a_paused_waiter_is_passed_over_and_does_not_hold_when_it_wakes() {
     environment.happened("the next lock holder got the lock", at, released, released + TTL + TAKEOVER_SLACK);
     assert!(next > token);
     sleeper.process().resume().unwrap();
-    // It was granted the lock during its pause, and the lease has ended. It is in the queue again and waits for its turn.
+    // It was granted the lock during its pause, and the lease has ended. It is in the queue again and waits for its
+    // turn.
     std::thread::sleep(TTL);
     second.send("check").unwrap();
     assert!(is_held(&mut second));

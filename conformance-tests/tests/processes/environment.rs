@@ -42,8 +42,9 @@ impl Environment {
         list.iter().map(|reply| entry(reply.text())).collect()
     }
 
-    /// A lock holder that is in the queue and receives notifications. Every lock holder has one connection for its calls and one on
-    /// which it receives notifications of grants and of ttls in use. Each connection begins with a script.
+    /// A lock holder that is in the queue and receives notifications. Every lock holder has one connection for its
+    /// calls and one on which it receives notifications of grants and of ttls in use. Each connection begins with a
+    /// script.
     pub(crate) fn waiter(&self, more: &[&str]) -> LockHolder {
         let waiting = self.record().waiting();
         let lock_holder = self.lock_holder(more);

@@ -20,7 +20,8 @@ fn holder_and_waiter(environment: &Environment) -> (LockHolder, u64, LockHolder)
     (holder, token, waiter)
 }
 
-/// Waits until the holder has just got the reply to a renewal: the next one is due within half a ttl, and the lease outlives that.
+/// Waits until the holder has just got the reply to a renewal: the next one is due within half a ttl, and the lease
+/// outlives that.
 fn after_a_renewal(environment: &Environment) {
     // What is left grows by a renewal only.
     let before = Cell::new(Duration::MAX);
@@ -55,8 +56,9 @@ fn is_notified_before_the_next_grant(environment: &Environment, faults: &[Fault]
     assert!(is_held(&mut waiter));
 }
 
-/// A lease that ends with its connection: the next client is granted the lock as soon as the server sees the end, which is between the
-/// fault and this moment. The holder is notified by its next renewal. The server refuses its fenced write.
+/// A lease that ends with its connection: the next client is granted the lock as soon as the server sees that end,
+/// between the fault and the call of this function. The holder is notified by its next renewal. The server refuses its
+/// fenced write.
 fn is_lost_with_its_connection(
     environment: &Environment,
     (mut holder, token, mut waiter): (LockHolder, u64, LockHolder),
@@ -161,7 +163,7 @@ fn a_short_outage_loses_only_what_ends_with_its_connection() {
     environment.happened("the handoff came", at, released, released + TAKEOVER_SLACK);
 }
 
-/// As with an outage after which TCP repeats what was lost.
+/// As in an outage after which TCP sends again what was lost.
 fn late_requests_lose_nothing(environment: &Environment) {
     let (mut holder, ..) = holder_and_waiter(environment);
     for _ in 0..2 {

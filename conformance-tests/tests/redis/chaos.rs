@@ -1,5 +1,5 @@
-//! All faults together: connections for notifications are killed, scripts are flushed, holders crash, and waiters are dropped. No
-//! two hold at once, no client is stuck, and the lock is never idle for longer than a dead holder's lease.
+//! All faults together: connections for notifications are killed, scripts are flushed, holders crash, and waiters are
+//! dropped. No two hold at once, no client is stuck, and the lock is never idle for longer than a dead holder's lease.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -19,8 +19,8 @@ const LASTS: Duration = Duration::from_secs(10);
 #[derive(Default)]
 struct Tally {
     is_over: AtomicBool,
-    /// The number of acquires that have begun. It decides which holders crash and which waiters are dropped, so that enough do on
-    /// any machine.
+    /// The number of acquires that have begun. It decides which holders crash and which waiters are dropped, so that
+    /// enough do on any machine.
     begun: AtomicU64,
     crashes: AtomicU64,
     vanished: AtomicU64,

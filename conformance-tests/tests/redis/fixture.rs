@@ -45,8 +45,8 @@ impl Setup for Plain {
     const PREFIX: &'static str = "leasehold:";
 }
 
-/// For the suite: a user with the least permissions, so that every case proves that they are enough, and a prefix with a character
-/// that is a wildcard in patterns of Redis.
+/// For the suite: a user with the least permissions, so that every case proves that they are enough, and a prefix with
+/// a character that is a wildcard in patterns of Redis.
 pub(super) struct Guarded;
 
 impl Setup for Guarded {
@@ -84,9 +84,9 @@ impl<S: Setup> RedisFixture<S> {
         format!("redis://{user}{addr}/?prefix={prefix}&timeout=1s{more}")
     }
 
-    /// Waits until this many clients have established all their connections, at most for `bound`. Returns whether they have. A
-    /// client receives notifications of grants on its own channel, over a connection that it establishes beside its first calls.
-    /// Each connection begins with a script.
+    /// Waits until this many clients have established all their connections, at most for `bound`. Returns whether they
+    /// have. A client receives notifications of grants on its own channel, over a connection that it establishes beside
+    /// its first calls. Each connection begins with a script.
     pub(super) async fn connected_are(&self, clients: impl Fn() -> u64, bound: Duration) -> bool {
         let is_so = || {
             let server = self.server();
@@ -239,7 +239,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
                 drop(server);
                 match other {
                     ServerFault::RefuseUser => self.refuse_user(),
-                    // Not a replica: its promotion would begin a quarantine. `promoted.rs` has that.
+                    // Not by making it a replica: its promotion would begin a quarantine, which `promoted.rs` tests.
                     ServerFault::ReadOnly => self.execute(&[&["CONFIG", "SET", "min-replicas-to-write", "1"]]),
                     ServerFault::Fill(Room::Data) => self.execute(&[&["CONFIG", "SET", "maxmemory", "1"]]),
                     ServerFault::Fill(Room::Connections) => self.execute(&[&["CONFIG", "SET", "maxclients", "1"]]),

@@ -142,7 +142,7 @@ fn leaves_no_process_and_no_folder() {
     let _ = id;
 }
 
-/// Clients do not observe the flush, so no case of the suite can check the fixture.
+/// Clients cannot observe the flush, so no case of the suite can check the fixture.
 #[test]
 fn the_fixture_flushes_scripts() {
     case(|fixture| async move {

@@ -1,5 +1,5 @@
-//! A replica that takes the place of its primary has been up for long, and may lack the last grants: it grants no lock until the leases
-//! that it may not know of have ended.
+//! A replica that replaces its primary may lack the last grants, however long it has been up. It grants no lock until
+//! the leases that it may not know of have ended.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const RETRY: Duration = Duration::from_millis(1_400);
 struct Pair {
     primary: RedisServer,
     replica: RedisServer,
-    /// What replicas receive of a primary goes through it.
+    /// Replicas receive the data of a primary through it.
     link: FaultProxy,
     address: FaultProxy,
 }
@@ -62,7 +62,7 @@ impl Pair {
         LockClient::builder(backend).wait(SOON).ttl(ttl).build().expect("a client")
     }
 
-    /// From now on the replica misses what the primary acknowledges. It has all that was acknowledged before.
+    /// From now on the replica does not receive what the primary acknowledges. It has all that was acknowledged before.
     fn cut_off(&self) {
         let confirmed = self.primary.command(&["WAIT", "1", "4000"]).expect("WAIT works");
         assert_eq!(confirmed.int(), Some(1), "the replica has everything");
@@ -76,7 +76,7 @@ impl Pair {
     }
 }
 
-/// Makes a replica a primary. Returns when it was not one yet.
+/// Makes a replica a primary. Returns a time just before that.
 fn promote(replica: &RedisServer) -> Instant {
     let before = Instant::now();
     run(replica, &["REPLICAOF", "NO", "ONE"]);
@@ -115,7 +115,7 @@ fn a_promoted_replica_grants_no_lock_that_its_primary_granted() {
     });
 }
 
-/// A cron job that tries once would otherwise wait for ever, or never.
+/// Otherwise a cron job that tries once would wait again each time, or not at all.
 #[test]
 fn clients_that_live_for_less_than_the_quarantine_share_it() {
     case(async |mut pair| {

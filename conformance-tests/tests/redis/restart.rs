@@ -1,5 +1,5 @@
-//! A server that lost acknowledged data: a holder from before the loss holds its lock until its ttl is over, so the client grants
-//! no lock until then. No server can promise exclusion across lost data by itself.
+//! A server that lost acknowledged data: a holder from before the loss holds its lock until its ttl is over, so the
+//! client grants no lock until then. No server can promise exclusion across lost data by itself.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -96,7 +96,8 @@ fn a_waiter_from_before_is_served_when_the_wait_is_over() {
     });
 }
 
-/// The time until a client with these settings gets a lock of a server that was just started without data, at least and at most.
+/// The time until a client with these settings gets a lock of a server that was just started without data, at least and
+/// at most.
 async fn first_grant(fixture: &Redis, more: &str) -> RangeInclusive<Duration> {
     let started = lose_everything(fixture);
     let client: LockClient = builder(fixture, more).await.ttl(TTL).build().expect("a client");

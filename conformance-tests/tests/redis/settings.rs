@@ -179,7 +179,7 @@ fn a_permanent_error_fails_a_lazy_client_at_once() {
     });
 }
 
-/// The texts are those of the server: waiting does not help, so the wait of minutes ends with the first of them.
+/// The refusals are those of real servers. Waiting does not help, so a wait of minutes ends with the first one.
 #[test]
 fn what_waiting_cannot_cure_ends_a_wait_at_once() {
     case(|| async {
@@ -237,8 +237,8 @@ fn with_tls(folder: &Path, port: &Port) -> RedisServer {
     )
 }
 
-/// The authority, the server's and the client's certificate are replaced at their paths: a new connection reads them again, and the lease
-/// goes on.
+/// The authority, the server's and the client's certificate are replaced at their paths: a new connection reads them
+/// again, and the lease goes on.
 #[test]
 fn rotated_certificates_are_read_for_the_next_connection() {
     case(|| async {

@@ -26,7 +26,8 @@ pub(super) struct Head {
 impl Head {
     pub(super) fn read(raw: &[u8]) -> Self {
         assert_eq!(raw.get(..2), Some(&b"\x01x"[..]), "a record of version 1 and kind x: {raw:?}");
-        // version, kind, two bytes of flags, deadline, how long it is kept; with a flag three numbers about places; token, …
+        // version, kind, two bytes of flags, deadline, how long it is kept; with a flag three numbers about places;
+        // token, …
         let token = if raw.get(2..4) == Some(&[0, 0]) { 20 } else { 44 };
         Self { deadline: number(raw, 4), token: number(raw, token) }
     }

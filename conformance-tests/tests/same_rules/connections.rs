@@ -1,10 +1,13 @@
 //! One random sequence on the memory store and on `SELECT … FOR UPDATE`, step by step.
 //!
 //! The rules of grants, places, releases, withdraws and tokens are the same. What differs by design:
-//! - A lease ends with its connection. A step that ends the connection of a lease releases its claim in the memory store.
-//! - The lease of a claim that waited begins with its grant, and has the whole ttl. In the record it has the deadline of the place.
+//! - A lease ends with its connection. A step that ends the connection of a lease releases its claim in the memory
+//!   store.
+//! - The lease of a claim that waited begins with its grant, and has the whole ttl. In the record it has the deadline
+//!   of the place.
 //! - A ttl is whole seconds. Both stores get the ttl as the backend rounds it.
-//! - No time of a wall clock ends a lease. So no time passes in the memory store, and a sequence is short against each ttl.
+//! - No time of a wall clock ends a lease. So no time passes in the memory store, and a sequence is short against each
+//!   ttl.
 //! - Places have numbers of their client. A claim keeps its number.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -15,8 +15,9 @@ use leasehold_test_servers::{MySqlServer, MySqlSettings, RedisServer, RedisSetti
 
 use super::difference::Difference;
 
-/// Time passes in whole units. No ttl, no longest ttl of a place and no tombstone lasts whole units, or differs from them by less
-/// than two seconds. So the same records are expired in both stores, although the server processes a request a moment later.
+/// Time passes in whole units. No ttl, longest ttl of a place or tombstone comes closer than two seconds to a whole
+/// number of units. So the same records are expired in both stores, although the server processes a request a moment
+/// later.
 pub(super) const UNIT: Duration = Duration::from_secs(8);
 
 /// How much later than the memory store the server may process a request, so that both can still be compared.
@@ -137,7 +138,8 @@ impl Pair {
         matches!(self.server, Server::Redis(_))
     }
 
-    /// Ends the connection that keeps the lease of a lock. Returns when the server has rolled back, and whether there was one.
+    /// Ends the connection that keeps the lease of a lock. Returns when the server has rolled back, and whether there
+    /// was one.
     pub(super) async fn end_connection_of(&self, name: &LockName) -> bool {
         let Server::MySql(server, _) = &self.server else { return false };
         let query = |text: &str| server.query(text).unwrap_or_else(|error| panic!("{text} fails: {error}"));

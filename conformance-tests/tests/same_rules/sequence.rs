@@ -16,7 +16,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::pair::{CLIENTS, LATEST, Pair, UNIT};
 
-/// No ttl is close to whole units.
+/// In seconds. No ttl is close to a whole number of units.
 const TTLS: [u64; 9] = [2, 6, 10, 12, 18, 22, 28, 36, 44];
 
 /// How many claims of each lock contend.
@@ -165,7 +165,8 @@ impl<'a> Sequence<'a> {
         Ok(())
     }
 
-    /// Replaces claims before a store may forget that they were withdrawn. A row of MySQL remembers all of them until the last one ends.
+    /// Replaces claims before a store may forget that they were withdrawn. A row of MySQL remembers all of them until
+    /// the last one ends.
     fn replace_withdrawn(&mut self) {
         let remembered = WITHDRAWN_TTL.as_secs() / UNIT.as_secs();
         for lock in 0..self.locks.len() {
@@ -195,8 +196,8 @@ impl<'a> Sequence<'a> {
         [&self.pair.memory[nth], &self.pair.clients[nth]]
     }
 
-    /// One claim of each of some locks; `had` prefers those that had a lease or place. Their requests are sent at once to the server,
-    /// which sometimes combines them into one call.
+    /// One claim of each of some locks; `had` prefers those that had a lease or place. Their requests are sent at once
+    /// to the server, which sometimes combines them into one call.
     fn some(&mut self, had: bool) -> Vec<(usize, Claim)> {
         let both = self.rng.random_bool(0.3);
         let first = self.rng.random_range(0..self.locks.len());

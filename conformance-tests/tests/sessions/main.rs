@@ -1,4 +1,5 @@
-//! The suite on a store in this process whose leases belong to sessions and that notifies waiters, as etcd and ZooKeeper do.
+//! The suite on a store in this process whose leases belong to sessions and that notifies waiters, as etcd and
+//! ZooKeeper do.
 
 mod store;
 

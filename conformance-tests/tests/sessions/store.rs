@@ -106,7 +106,7 @@ impl State {
     }
 }
 
-/// The side of one client.
+/// What one client has.
 #[derive(Default)]
 struct Client {
     core: Attachment,
@@ -119,7 +119,7 @@ struct Client {
 #[derive(Clone, Copy)]
 struct Opened {
     ttl: Duration,
-    /// The owners of its leases. A fixed lease has its own session.
+    /// Whether several leases may belong to it. A fixed lease has its own session.
     is_shared: bool,
     /// When the last keep-alive was sent.
     sent: Stamp,

@@ -1,5 +1,5 @@
-//! One of the three files of an open database is deleted, replaced or truncated. Exclusion ends until each client has made its next
-//! call. Afterwards all clients use the same files again, and none is stuck.
+//! One of the three files of an open database is deleted, replaced or truncated. Exclusion ends until each client has
+//! made its next call. Afterwards all clients use the same files again, and none is stuck.
 
 use std::fs::{File, copy, remove_file, rename};
 use std::path::{Path, PathBuf};

@@ -7,8 +7,8 @@ use leasehold_core::LockClient;
 
 use super::fixture::{SqliteFixture, open_files};
 
-/// After a number of writes, a separate connection maintains the file and closes. But SQLite cannot close a file under a connection
-/// that has locks on it, and keeps it for the next one.
+/// After a number of writes, a separate connection maintains the file and closes. But SQLite does not close a file
+/// while another connection of the process has locks on it. It keeps the descriptor for the next connection.
 #[test]
 fn the_maintenance_of_a_file_leaves_nothing_open() {
     leasehold_conformance::run(leasehold_conformance::DEADLINE, || async {

@@ -77,7 +77,8 @@ pub(crate) fn under<A: AsRef<str>>(
 pub(crate) fn holder_for_all(environment: &Environment) -> PathBuf {
     let lock_holder = environment.path().with_file_name("lock-holder");
     if !lock_holder.exists() {
-        // Not copied by this process: a child of another case could inherit the open copy, and then the copy could not be run.
+        // Not copied by this process: a child of another case could inherit the open copy, and then the copy could not
+        // be run.
         let copied =
             std::process::Command::new("cp").arg(env!("CARGO_BIN_EXE_lock-holder")).arg(&lock_holder).status().unwrap();
         assert!(copied.success());

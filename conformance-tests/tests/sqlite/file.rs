@@ -34,7 +34,8 @@ pub(crate) fn failed(lock_holder: &mut LockHolder) -> (String, String) {
     failed.unwrap()
 }
 
-/// The holder is notified by its next renewal that its record is gone, and the waiter gets the lock with its next acquire.
+/// The holder is notified by its next renewal that its record is gone, and the waiter gets the lock with its next
+/// acquire.
 fn starts_afresh(
     environment: &Environment,
     (mut holder, token): (LockHolder, u64),

@@ -19,8 +19,8 @@ use leasehold_core::backend::LockBackend;
 
 use super::stored::Stored;
 
-/// A folder with a file of locks. A stopped "server" is a folder that cannot be reached. A paused one is another program with an open write
-/// transaction.
+/// A folder with a file of locks. A stopped "server" is a folder that cannot be reached. A paused one is another
+/// program with an open write transaction.
 pub(super) struct SqliteFixture {
     root: tempfile::TempDir,
     faults: Faults,
@@ -83,8 +83,8 @@ impl SqliteFixture {
         format!("sqlite://{}?timeout=600ms{more}", self.path().display())
     }
 
-    /// The connections of this process to the file. Each has the `-wal` open once; of the file itself SQLite keeps some more
-    /// open, for its next connections, while there is any.
+    /// The connections of this process to the file. Each has the `-wal` open once; of the file itself SQLite keeps some
+    /// more open, for its next connections, while there is any.
     fn connections(&self) -> u64 {
         open_files(&self.folder().join("locks.db-wal"))
     }
@@ -133,7 +133,7 @@ impl Fixture for SqliteFixture {
         fixture
     }
 
-    /// Opens the file if possible, so that a following fault meets a request and not the first one.
+    /// Opens the file if possible, so that a following fault meets a request and not the opening.
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
         let url = self.url("");
         let opened = match self.is_broken.load(Ordering::Acquire) {
@@ -176,7 +176,7 @@ impl Fixture for SqliteFixture {
         match fault {
             ServerFault::Stop | ServerFault::Kill => {
                 rename(&self.folder(), &self.away());
-                // A link to itself. A missing folder would be wrong input, which waiting does not cure.
+                // A link to itself. A missing folder would count as wrong input, which waiting does not cure.
                 symlink(self.folder(), self.folder()).unwrap_or_else(|error| panic!("no link: {error}"));
             }
             ServerFault::Start(Data::Kept) => {

@@ -7,7 +7,7 @@ use leasehold_conformance::Record;
 use leasehold_conformance::harness::machine_now;
 use leasehold_core::{FencingToken, LockName};
 
-/// Reads a file, with a connection of its own that ends before each call does.
+/// Reads a file. Each call opens a connection of its own and closes it.
 pub(crate) struct Stored {
     path: PathBuf,
 }

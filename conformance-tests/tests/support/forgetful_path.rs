@@ -1,5 +1,5 @@
-//! A pause in which something on the path, such as a NAT gateway, forgot the connections of a client: nothing arrives on them
-//! any more, and neither side gets a notice.
+//! A pause in which something on the path, such as a NAT gateway, forgot the connections of a client: nothing arrives
+//! on them any more, and neither side gets a notice.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use leasehold_core::Lock;
 
 use super::common::Stopwatch;
 
-/// After that each idle connection is tested.
+/// A connection that was idle for this long is tested before its next use.
 pub(super) const PAUSE: Duration = Duration::from_secs(6);
 
 /// The default bound of a call, and the work around it.

@@ -19,7 +19,7 @@ use leasehold_test_servers::ServerProcess;
 /// The time for clients to connect before a fault. They usually need some milliseconds.
 const CONNECT_BOUND: Duration = Duration::from_secs(2);
 
-/// For so long the number of connections does not change.
+/// The number of connections counts as stable when it has not changed for this long.
 const STABLE: Duration = Duration::from_millis(30);
 
 /// One server of a store, or all servers of a cluster.
@@ -44,7 +44,8 @@ pub(super) trait Servers: Send + Sized + 'static {
 /// A store, as its clients and its tests use it.
 pub(super) trait Store: Send + Sync + Sized + 'static {
     type Servers: Servers;
-    /// Keeps the servers of a case. They are borrowed as mutable for every fault, which the next case must not meet.
+    /// Keeps the servers of a case. Every fault borrows them mutably, and the next case must not get servers that had a
+    /// fault.
     type Taken: DerefMut<Target = Self::Servers> + Send;
 
     const PASSWORD: &'static str;
@@ -56,7 +57,7 @@ pub(super) trait Store: Send + Sync + Sized + 'static {
     const LATE_REQUESTS_ARRIVE: bool = true;
     /// A client has a connection as soon as its backend is attached.
     const CONNECTS_AT_ONCE: bool = true;
-    /// A server cancels the requests of a connection that it has not answered when it reads the end of that connection.
+    /// A server cancels the unanswered requests of a connection when it reads the end of that connection.
     const CANCELS_AT_END: bool = false;
 
     /// Servers without locks, and with the least permissions for the user in the URL.
@@ -195,7 +196,7 @@ impl<S: Store> Fixture for ServersFixture<S> {
 
     async fn deliver(&self) {
         if S::CANCELS_AT_END {
-            // The ends stay held.
+            // Keeps the ends of the connections from the servers.
             self.proxies().for_each(|proxy| proxy.apply_to(Fault::HalfOpen, Reach::Open));
         }
         self.paths.deliver();

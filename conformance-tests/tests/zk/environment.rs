@@ -78,7 +78,7 @@ impl StoreUnderTest for Environment {
         self.stored().record(&name())
     }
 
-    /// The last write of the session counts, and so may a ping after it.
+    /// The lease lasts for a ttl after the last write of the session, or after a later ping.
     fn lease_ends(&self) -> (Duration, Duration) {
         let before = machine_now();
         let left = self.record().lease().expect("a client holds the lock");

@@ -37,7 +37,7 @@ fn a_fixed_lease_whose_turn_a_renewal_sees_has_its_whole_ttl() {
             bob.renew_all(&places).await;
             tokio::time::sleep(TTL / 20).await;
         }
-        // A renewal is under way at each moment. Its list arrives before the one that the watch makes necessary.
+        // A renewal is in flight at each moment. Its list of the queue arrives before the one that the watch causes.
         let renewals: Vec<_> = (0..4)
             .map(|_| {
                 let (bob, places) = (bob.clone(), places.clone());
@@ -66,7 +66,7 @@ fn a_fixed_lease_whose_turn_a_renewal_sees_has_its_whole_ttl() {
     });
 }
 
-/// The request that ends a fixed lease is lost. It is sent again, because another lease keeps the session.
+/// The request that ends a fixed lease is lost. It must be sent again, because another lease keeps the session.
 #[test]
 fn a_fixed_lease_ends_although_its_deletion_was_lost() {
     const TTL: Duration = Duration::from_secs(4);

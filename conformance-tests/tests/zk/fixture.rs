@@ -25,14 +25,14 @@ pub(super) const ROOT: &str = "/team a/locks";
 /// The node above it.
 pub(super) const TEAM: &str = "/team a";
 
-/// What the server counts writes below the root under.
+/// The name under which the server counts writes below the root.
 const NAMESPACE: &str = "team a";
 
 const QUOTA: &str = "/zookeeper/quota/team a/locks";
 
 /// The settings of every server.
 pub(super) fn settings() -> ZooKeeperSettings {
-    // The server would delete empty containers every minute, and count that as a write.
+    // Otherwise the server would delete empty containers every minute, and count that as a write.
     let settings = ZooKeeperSettings::new().property("znode.container.checkIntervalMs=86400000");
     // The longest ttl, and two of `tick`.
     settings.line("maxSessionTimeout=86400400").line("enforceQuota=true")
@@ -61,7 +61,8 @@ pub(super) fn statistic(side: &ZooKeeperSide, name: &str) -> u64 {
     statistics.get(name).map_or(0, |number| *number as u64)
 }
 
-/// A release of a claim that has waited is one request, and two writes. A watch reports the first one.
+/// The number of requests that have written. The release of a claim that has waited is one request with two writes. A
+/// watch reports the first of them, so those are subtracted.
 pub(super) fn writes(servers: &impl Reusable) -> u64 {
     statistic(servers.side(), &format!("cnt_{NAMESPACE}_write_per_namespace")) - reported_changes(servers)
 }
@@ -105,7 +106,7 @@ fn permit(side: &ZooKeeperSide, user: &str) -> io::Result<()> {
     side.permit(ROOT, user, PASSWORD)
 }
 
-/// Below this node the server enforces a quota of so many nodes, or does not.
+/// Makes the server enforce a quota of nodes below the root, or removes the quota.
 fn limit(side: &ZooKeeperSide, nodes: Option<u64>) -> io::Result<()> {
     let limits = format!("{QUOTA}/zookeeper_limits");
     match nodes {
@@ -163,7 +164,7 @@ impl<D: Reusable> Store for Zk<D> {
     }
 
     fn fault(servers: &D, fault: &ServerFault) -> Result<io::Result<()>, Unsupported> {
-        // Asked for only where it is needed: servers that are stopped have no leader.
+        // Called only where it is needed: servers that are stopped have no leader.
         let side = || servers.side();
         Ok(match fault {
             ServerFault::RefuseUser => permit(side(), "nobody"),

@@ -65,8 +65,8 @@ fn a_node_of_another_session_does_not_count() {
     });
 }
 
-/// The reply to a release is lost with its connection. The client asks on the next one and finds no node. It has
-/// deleted it, or somebody else has: that is no proof of a release, and none of a lost lease.
+/// The reply to a release is lost with its connection. The client asks on the next one and finds no node. Either its
+/// release has deleted the node, or something else has. That proves neither a release nor a lost lease.
 #[test]
 fn a_release_whose_connection_breaks_is_in_doubt() {
     case(async |fixture| {

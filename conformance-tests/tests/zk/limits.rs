@@ -8,8 +8,8 @@ use leasehold_core::admin::CheckStatus;
 use leasehold_core::{ErrorKind, LockClient};
 use leasehold_test_servers::ZooKeeperSettings;
 
-/// A server never grants more than its `maxSessionTimeout`. What it cannot grant is refused, and not shortened:
-/// `doctor` names the limit, too.
+/// A server never grants more than its `maxSessionTimeout`. A longer ttl is refused and not shortened. `doctor` names
+/// the limit, too.
 #[test]
 fn a_ttl_is_granted_as_requested_or_refused_with_the_limit_of_the_server() {
     run(DEADLINE, || async {

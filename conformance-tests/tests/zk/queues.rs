@@ -1,4 +1,4 @@
-//! Queues: what they cost and leave, their last numbers, and nodes that somebody else deletes or overtakes.
+//! Queues: what they cost and leave, their last numbers, and nodes that others delete or overtake.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::support::{case, client, name, patient, queue};
 
 const TTL: Duration = Duration::from_secs(30);
 
-/// Names that are used once leave no nodes, as soon as the server has swept its containers.
+/// Names that are used once leave no nodes after the server has swept its containers.
 #[test]
 fn ten_thousand_names_leave_no_nodes() {
     const NAMES: usize = 10_000;
@@ -64,7 +64,7 @@ fn contended_cycles_leave_no_watches() {
     });
 }
 
-/// A handoff wakes one client, whatever the number of those who wait.
+/// A handoff wakes one client, however many wait.
 #[test]
 fn a_handoff_costs_the_same_with_many_waiters() {
     const HANDOFFS: u64 = 20;
@@ -101,8 +101,8 @@ fn a_handoff_costs_the_same_with_many_waiters() {
             waiting.iter().for_each(tokio::task::JoinHandle::abort);
             guard.release().await.expect("a release");
         }
-        // The transaction that releases, and a watch of the own node. The client behind the first holder lists the
-        // queue.
+        // The transaction that releases, and the watch of a node by its own client. The client behind the first holder
+        // also lists the queue.
         assert!(costs.iter().all(|cost| *cost <= HANDOFFS * 2 + 4), "{HANDOFFS} handoffs cost {costs:?} requests");
     });
 }
@@ -117,7 +117,7 @@ fn a_contended_acquire_and_release_cost_four_requests() {
         let before = requests(&fixture);
         contend(&clients, ROUNDS).await;
         let (cost, pairs) = (requests(&fixture) - before, CLIENTS * ROUNDS);
-        // A client behind one that has not waited lists the queue: at the beginning, and at the end.
+        // At the beginning and at the end, a client behind one that has not waited also lists the queue.
         assert!(cost <= pairs * 4 + pairs / 10, "{pairs} pairs cost {cost} requests");
     });
 }
@@ -133,7 +133,7 @@ async fn clients(fixture: &OneServer, count: u64) -> Vec<LockClient> {
     clients
 }
 
-/// All of them acquire and release the contended lock so often.
+/// Each client acquires and releases the contended lock this many times.
 async fn contend(clients: &[LockClient], cycles: u64) {
     let tasks = clients.iter().cloned().map(|client| {
         tokio::spawn(async move {
@@ -170,7 +170,7 @@ async fn next_of(waiting: &mut Vec<tokio::task::JoinHandle<Holding>>) -> Holding
     }
 }
 
-/// The numbers of nodes have an end. Clients still hold in the order in which they came.
+/// The server numbers nodes up to a last number. Beyond it, clients still hold in the order in which they came.
 #[test]
 fn the_last_numbers_keep_the_order() {
     const CLIENTS: usize = 6;
@@ -215,7 +215,7 @@ fn the_last_numbers_keep_the_order() {
     });
 }
 
-/// Somebody deletes the node of a waiter. Its next renewal notices that, and the waiter takes another place although
+/// An operator deletes the node of a waiter. Its next renewal notices that, and the waiter takes another place although
 /// nothing else happens.
 #[test]
 fn a_place_that_was_deleted_is_taken_again() {

@@ -7,8 +7,7 @@ use leasehold_test_servers::{ZooKeeperEnsemble, ZooKeeperSettings};
 use super::common::{SOON, hold};
 use super::stale_reads::close;
 
-/// A session passes over a server that does not serve it, and a new client finds the only one that does with its first
-/// attempt.
+/// A session skips servers that do not serve it, and a new client finds the only one that does with its first attempt.
 #[test]
 fn a_client_finds_the_only_server_that_it_reaches() {
     run(DEADLINE * 2, || async {
@@ -22,7 +21,7 @@ fn a_client_finds_the_only_server_that_it_reaches() {
                 .filter(|server| *server != only)
                 .for_each(|server| close(&ensemble, server));
             hold(&ann, "moved").await.release().await.expect("a release");
-            // Each begins with any server.
+            // Each client may begin with any server.
             for _ in 0..3 {
                 let bob = client_of(&ensemble);
                 let attempt = bob.lock("first attempt").try_acquire().await.expect("one server serves");

@@ -1,4 +1,5 @@
-//! Servers that one case after the other uses: a server takes a second to start, and its first replies are slow.
+//! Servers that several cases use, one after the other: a server takes a second to start, and its first replies are
+//! slow.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -60,7 +61,7 @@ impl<D: Reusable> Reused<D> {
         Ok(taken)
     }
 
-    /// No other case is to use them.
+    /// Keeps other cases from using them.
     pub(super) fn spoil(&mut self) {
         self.is_spoiled = true;
     }
@@ -100,7 +101,7 @@ fn start<D: Reusable>() -> io::Result<D> {
     Ok(servers)
 }
 
-/// Whether nothing of the case before is left. Deletes what that cannot delete itself.
+/// Whether nothing of the case before is left. Deletes what does not go away by itself.
 fn is_clean(servers: &impl Reusable) -> bool {
     let clean = || {
         let until = Instant::now() + SESSIONS_BOUND;

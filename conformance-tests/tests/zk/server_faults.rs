@@ -1,4 +1,5 @@
-//! One server of three fails, or the leader, while a client acquires, waits, holds or releases: it shows as a delay.
+//! One server of three fails, or the leader, while a client acquires, waits, holds or releases. The client only notices
+//! a delay.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use super::three_servers::ThreeServers;
 /// Longer than any election of three busy servers, most of which take some seconds.
 const TTL: Duration = Duration::from_secs(45);
 
-/// After a leader serves again: calls that get no reply, and the pauses between them.
+/// The time after a leader serves again: calls that get no reply, and the pauses between them.
 const AFTER: Duration = Duration::from_secs(6);
 
 /// A fault of one server.
@@ -25,8 +26,8 @@ const AFTER: Duration = Duration::from_secs(6);
 enum ServerFault {
     Kill,
     Pause,
-    /// Its traffic with the other servers is cut. Clients still reach it, and until it misses them it replies to reads
-    /// and pings.
+    /// Its traffic with the other servers is cut. Clients still reach it, and it replies to reads and pings until it
+    /// notices that the others are gone.
     Cut,
 }
 
@@ -87,7 +88,7 @@ fn inject(fixture: &ThreeServers, fault: ServerFault, which: Which) -> usize {
     server
 }
 
-/// Does something during a fault, and ends the fault. It is done soon after the other servers have a leader.
+/// Awaits `does` during a fault, and ends the fault. `does` must end soon after the other servers have a leader.
 async fn during<T>(
     fixture: &Arc<ThreeServers>,
     (fault, which): (ServerFault, Which),
@@ -136,7 +137,7 @@ fn shows_as_a_delay(fault: ServerFault, which: Which) {
         ended.expect("no panic").unwrap_or_else(|error| panic!("{fault:?} does not end: {error}"));
         assert!(guard.is_held(), "the lease was lost");
 
-        // While another client waits. Without a reply, the client goes on to release.
+        // While another client waits. If no reply arrives, the client repeats the release in the background.
         let lock = bob.lock("acquired");
         let waiter = tokio::spawn(async move { lock.acquire().await.expect("the lock is granted") });
         eventually("bob waits", || places(&fixture, "acquired") == Some(2)).await;
@@ -175,7 +176,7 @@ faults! {
     the_leader_is_cut_off: Cut, TheLeader;
 }
 
-/// A waiter sends no requests that would show it that its server is silent.
+/// A waiter sends no request that would show that its server is silent.
 #[test]
 fn a_waiter_moves_to_another_server_when_its_own_is_paused() {
     run(DEADLINE, || async {
@@ -185,7 +186,7 @@ fn a_waiter_moves_to_another_server_when_its_own_is_paused() {
         let sessions = || fixture.deployment().server(paused).side().connected_sessions().expect("its sessions").len();
         let backend = ZkBackend::connect(&url_of(&fixture, leader)).await.expect("a backend");
         let ann = LockClient::builder(backend).ttl(TTL).build().expect("a client");
-        // A client begins with any server.
+        // A client may begin with any server.
         let bob = loop {
             let (bob, before) = (client(&fixture).await, sessions());
             hold(&bob, "warm").await.release().await.expect("a release");

@@ -19,7 +19,7 @@ const TTL: Duration = Duration::from_secs(4);
 /// How late that end may be: a session is two ticks of the URL longer, and the server ends it with a tick of its own.
 const SLACK: Duration = Duration::from_millis(1200);
 
-/// A server may reply nothing to a client that connects again while its session ends. The bound of a call is a second.
+/// A server may not reply to a client that reconnects while its session ends. The bound of a call is a second.
 const SILENCE: Duration = Duration::from_secs(3);
 
 /// The session ends at the server while its client holds, waits, or is about to release.
@@ -70,7 +70,7 @@ fn an_ended_session_is_reported_once_and_replaced() {
 }
 
 /// On a slow path, a new session takes most of a call, and the request after it has no reply in the rest. That says
-/// nothing about the connection: closed, it would take the next calls as well.
+/// nothing about the connection. If the client closed it, the next calls would fail as well.
 #[test]
 fn a_session_that_took_most_of_a_call_keeps_its_connection() {
     case(async |fixture| {
@@ -84,8 +84,8 @@ fn a_session_that_took_most_of_a_call_keeps_its_connection() {
     });
 }
 
-/// A server that replies nothing takes an attempt to connect as activity of the session. When the leases have ended,
-/// the clients keep it open no longer.
+/// A server whose replies are lost still counts an attempt to connect as activity of the session. So clients must not
+/// connect for a session whose leases have ended.
 #[test]
 fn a_session_without_replies_ends_soon_after_its_leases() {
     const CLIENTS: usize = 48;
@@ -115,7 +115,7 @@ fn a_session_without_replies_ends_soon_after_its_leases() {
 fn a_session_whose_end_is_lost_is_not_prolonged() {
     const BEFORE: Duration = Duration::from_millis(1500);
     case(async |fixture| {
-        // With a longer bound than that, the client does not notice the silence before it ends the session.
+        // With this longer bound, the client does not notice the silence before it ends the session.
         let url = fixture.url(Route::Faulty, "").replace("timeout=1s", "timeout=3s");
         let backend = ZkBackend::connect_lazy(&url).expect("a URL");
         let client = LockClient::builder(backend).ttl(TTL).build().expect("a client");

@@ -1,4 +1,4 @@
-//! Servers that do not know everything that others have replied to.
+//! Servers that do not know everything that other servers have confirmed.
 
 use std::time::Duration;
 
@@ -22,13 +22,13 @@ const MOVES: usize = 2;
 /// A client that reads there takes its leases for lost within a few milliseconds.
 const HARM: Duration = Duration::from_millis(500);
 
-/// A leader that is cut off from the others takes itself for the leader until it misses them: it accepts sessions, and
-/// replies to `sync` and to reads. A session that moves there loses nothing, although its nodes were created when the
-/// others had another leader.
+/// A leader that is cut off from the others believes that it still leads until it notices that they are gone: it
+/// accepts sessions, and replies to `sync` and to reads. A session that moves there loses nothing, although its nodes
+/// were created when the others had another leader.
 #[test]
 fn a_session_that_moves_to_an_old_leader_loses_nothing() {
     run(DEADLINE * 2, || async {
-        // A leader misses the others after a minute.
+        // A leader notices after a minute that the others are gone.
         let ensemble = ZooKeeperSettings::new().line("syncLimit=600").start_ensemble();
         let mut ensemble = ensemble.unwrap_or_else(|error| panic!("{error}"));
         let old = ensemble.leader().expect("a leader");
@@ -122,7 +122,7 @@ fn a_client_of_a_follower_that_is_behind_sees_the_newest_state() {
     });
 }
 
-/// Clients reach this server no more.
+/// Closes a server to all clients.
 pub(super) fn close(ensemble: &ZooKeeperEnsemble, server: usize) {
     ensemble.proxy(server).apply(Fault::Refuse);
     ensemble.proxy(server).apply_to(Fault::Disconnect, Reach::Open);

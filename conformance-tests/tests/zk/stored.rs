@@ -6,7 +6,7 @@ use leasehold_conformance::Record;
 use leasehold_core::{FencingToken, LockName};
 use leasehold_test_servers::{ZooKeeperNode, ZooKeeperSide};
 
-/// The unit of the server's times, whose rest it cuts off.
+/// The unit of the server's times, which are rounded down.
 const UNIT: Duration = Duration::from_millis(1);
 
 /// The nodes below a root.

@@ -34,7 +34,7 @@ fn a_lock_over_tls() {
                 .line("ssl.trustStore.type=PEM")
                 .line(format!("ssl.clientAuth={}", if clients_need_certificates { "need" } else { "none" }));
             let server = server.start().unwrap_or_else(|error| panic!("{error}"));
-            // The server listens there a moment later.
+            // The server listens on that port a moment later.
             eventually("the server takes TLS", || TcpStream::connect(("127.0.0.1", port)).is_ok()).await;
             let connect = async |scheme: &str, more: &str| {
                 leasehold::connect(&format!("{scheme}://localhost:{port}/?{more}")).await

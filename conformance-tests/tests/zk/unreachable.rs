@@ -1,4 +1,4 @@
-//! What a client says of a server that takes no session of it.
+//! What a client reports about a server that accepts no session.
 
 use std::io::Read;
 use std::net::TcpStream;

@@ -1,5 +1,5 @@
-//! Holds a lock by URL, prints what happens to it, and takes commands. The process cases of the suite use it. It is also for manual
-//! experiments with killed, paused and disconnected holders.
+//! Holds a lock by URL, prints what happens to it, and takes commands. The process cases of the suite use it. It is
+//! also for manual experiments with killed, paused and disconnected holders.
 
 mod store;
 
@@ -16,7 +16,8 @@ use store::Store;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 #[derive(Debug, Parser)]
-#[command(name = "lock-holder", version, about = ABOUT, long_about = None, after_help = HELP, args_override_self = true)]
+#[command(name = "lock-holder", version, about = ABOUT, long_about = None, after_help = HELP)]
+#[command(args_override_self = true)]
 struct Options {
     /// Where the locks are.
     #[arg(long, default_value = "redis://127.0.0.1:6379")]
@@ -83,7 +84,8 @@ COMMANDS, one a line on standard input:
   check     print whether the lock is held, by the guard
   release   release it, and wait for the server's reply
   drop      drop the guard: the release continues in the background
-  write TEXT  append the token and TEXT to a list in Redis, or to the table `written` in MySQL, without a check of the guard (also after a loss, with
+  write TEXT  append the token and TEXT to a list in Redis, or to the table `written` in MySQL, \
+without a check of the guard (also after a loss, with
             --stay): the store itself refuses it when the lease is not current
   leak      leak the guard and wait for commands: the lease is renewed for as long as this process lives
   acquire   take the lock once more (after the last turn, with --stay)
@@ -292,8 +294,8 @@ fn lock(options: &Options, client: &LockClient) -> Lock {
     lock
 }
 
-/// Raises the number in the file, in steps that only the lock keeps together. Returns `None` if the lease was lost between them. A
-/// real program would send the token with the write.
+/// Raises the number in the file, in steps that only the lock keeps together. Returns `None` if the lease was lost
+/// between them. A real program would send the token with the write.
 async fn count(file: &Path, work: Duration, guard: &LockGuard) -> std::io::Result<Option<u64>> {
     let number = match fs::read_to_string(file) {
         Ok(text) => text.trim().parse::<u64>().map_err(std::io::Error::other)?,

@@ -10,7 +10,7 @@ use leasehold::redis::{FencedScript, RedisBackend};
 use leasehold::{Error, ErrorKind, LockClient, LockGuard, Result};
 use leasehold_conformance::harness::{Fault, FaultProxy};
 
-/// For how long the first connection is tried.
+/// How long the first connection is tried.
 const CONNECTED_BY: Duration = Duration::from_secs(10);
 
 /// The pause between two attempts.
@@ -26,20 +26,20 @@ pub(crate) struct Store {
 /// How the store checks a lease and writes in one step.
 enum Writes {
     Redis(Arc<RedisBackend>, FencedScript),
-    /// By the address of the server.
+    /// The address of the server.
     #[cfg(feature = "etcd")]
     Etcd(String),
-    /// By the URL of the database.
+    /// The URL of the database.
     MySql(String),
-    /// By the addresses of the servers.
+    /// The addresses of the servers.
     #[cfg(feature = "zk")]
     Zk(String),
     Unsupported,
 }
 
 impl Store {
-    /// Connects, through its own proxy if `by_proxy` is set. On a busy machine, a server may need longer for a connection than a call may
-    /// take. So this is repeated, for [`CONNECTED_BY`] at most.
+    /// Connects, through its own proxy if `by_proxy` is set. On a busy machine, a server may need longer for a
+    /// connection than a call may take. So this is repeated, at most for [`CONNECTED_BY`].
     pub(crate) async fn connect(url: &str, by_proxy: bool) -> Result<Self> {
         let begin = Instant::now();
         loop {
@@ -79,8 +79,8 @@ impl Store {
         Ok(Self { client: leasehold::connect(&url).await?, writes, proxy })
     }
 
-    /// Writes with the token of this guard, without a check of the guard: the store decides. Returns the key of the list, or the name of
-    /// the table.
+    /// Writes with the token of this guard, without a check of the guard: the store decides. Returns the key of the
+    /// list, or the name of the table.
     pub(crate) async fn write(&self, guard: &LockGuard, text: &str) -> Result<String> {
         match &self.writes {
             Writes::Redis(redis, append) => {

@@ -67,8 +67,8 @@ pub async fn loses_pushes(fixture: &dyn Fixture) {
     assert!(after.is_some(), "Fixture::heal: pushes are still lost");
 }
 
-/// The time from a release of `holder` until the backend of `waiter` reports an event, under this fault. `None` if it reports none
-/// within 200 ms and twice the delay.
+/// The time from a release of `holder` until the backend of `waiter` reports an event, under this fault. `None` if it
+/// reports none within 200 ms and twice the delay.
 async fn notified_after(
     fixture: &dyn Fixture,
     holder: &Direct,
@@ -102,8 +102,8 @@ async fn notified_after(
     notified
 }
 
-/// `Fixture::path(Hold)` and `Fixture::deliver`: a request does not arrive before it is delivered, not even when the path is healed
-/// and its client has given it up; then all arrive in order.
+/// `Fixture::path(Hold)` and `Fixture::deliver`: a request does not arrive before it is delivered, even if the path is
+/// healed and its client has given up. Then all held requests arrive in order.
 pub async fn holds_and_delivers(fixture: &dyn Fixture) {
     let (ann, name, ttl) = (Direct::warm(fixture, Route::Faulty).await, name("held back"), long(fixture));
     let (first, second) = (ann.claim(&name), ann.claim(&name));
@@ -157,8 +157,8 @@ pub async fn doubles_requests(fixture: &dyn Fixture) {
     fixture.path(PathFault::Double).await;
     let twice = cost("twice").await;
     if ann.capabilities().ttl_scope != TtlScope::Lease {
-        // The client answers the second release of a claim whose connection has ended, and confirms the session of a claim that is
-        // granted again.
+        // The number need not double: the client itself answers the second release of a claim whose connection has
+        // ended, and sends one more request to confirm the session of a claim that is granted again.
         assert!(twice > once, "{WHAT}: {once} requests without it, {twice} with it");
         return;
     }

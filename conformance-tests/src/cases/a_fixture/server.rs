@@ -59,7 +59,7 @@ pub async fn kills_without_an_orderly_stop(fixture: &dyn Fixture) {
     assert_eq!(record.last_token, Some(grant.token), "Fixture::server(Start(Kept)): it has lost its data: {record:?}");
 }
 
-/// A process that is killed is gone before that, also on a busy machine.
+/// A killed process is gone within this time, even on a busy machine.
 const KILLED: Duration = Duration::from_secs(5);
 
 /// `Fixture::server(ClockForward)`: less is left of a lease by the server's clock.

@@ -42,7 +42,7 @@ pub async fn has_a_backend_with_a_retention(fixture: &dyn Fixture) {
     let stopwatch = Stopwatch::start();
     while fixture.record(&name).await != Record::default() {
         stopwatch.within(RETENTION * 8, &format!("{WHAT}: the record of a free lock is removed after {RETENTION:?}"));
-        // Enough writes that a store which scans once every few hundred writes does so.
+        // Enough writes for a store that looks for old records once every few hundred writes.
         for _ in 0..20 {
             others += 1;
             cycle(crate::support::name(&format!("other {others}"))).await;
@@ -104,7 +104,7 @@ pub async fn counts_what_is_served(fixture: &dyn Fixture) {
     let grant = ann.granted(&claim, ttl).await;
     rises("an acquire").await;
     ann.renew(RenewRequest::new(claim.clone(), grant.confirmation.place, ttl)).await;
-    // The grant may have confirmed the session, too.
+    // The grant may have confirmed the session, so that the renewal needs no request.
     if ann.capabilities().ttl_scope != TtlScope::Session {
         rises("a renewal").await;
     }

@@ -22,7 +22,7 @@ use crate::timing_control::in_time;
 #[derive(Default)]
 struct Watched {
     broken: Mutex<Vec<String>>,
-    /// Claims that the store may have a lease or place of, with their locks.
+    /// Claims that may have a lease or a place at the store, with their locks.
     open: Mutex<HashMap<OwnerToken, LockName>>,
     batches: Mutex<Vec<usize>>,
     /// Claims that have waited, and whether one of their places was renewed.
@@ -104,8 +104,8 @@ impl Hooks for Watched {
 }
 
 /// Lock-core refuses modes and ttls that the backend does not support before anything is sent. A call renews at most
-/// [`renew_batch`](Capabilities::renew_batch) leases, each claim once. Errors name their lock and backend. Every claim that the store may have a
-/// lease or place of is released, also if the acquire was dropped.
+/// [`renew_batch`](Capabilities::renew_batch) leases, each claim once. Errors name their lock and backend. Every claim
+/// that may have a lease or a place at the store is released, even if its acquire was dropped.
 pub async fn requests_are_within_what_the_backend_promises(fixture: &dyn Fixture) {
     let watched = Arc::new(Watched::default());
     let backend: Arc<dyn LockBackend> = Arc::new(Hooked::new(fixture.backend(Route::Clear).await, 0, watched.clone()));

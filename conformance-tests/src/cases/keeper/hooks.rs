@@ -48,8 +48,8 @@ impl Hooks for LateReplies {
     }
 }
 
-/// Lets the store process the first renewal at once, then blocks the keeper's thread until a given time after `since`. The reply is
-/// then the first event of the keeper.
+/// Lets the store process the first renewal at once, then blocks the keeper's thread until a given time after `since`.
+/// The reply is then the first event of the keeper.
 #[derive(Default)]
 pub(super) struct BlocksTheKeeper {
     pub(super) since: Mutex<Option<Stopwatch>>,

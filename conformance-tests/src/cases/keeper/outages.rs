@@ -41,7 +41,8 @@ pub async fn an_outage_shorter_than_the_validity_loses_nothing(fixture: &dyn Fix
     guard.release().await.expect("a release");
 }
 
-/// Invariants 6 and 11: if the server is silent, the loss is reported when the validity ends, neither earlier nor later.
+/// Invariants 6 and 11: if the server is silent, the loss is reported when the validity ends, neither earlier nor
+/// later.
 pub async fn without_replies_the_lease_is_lost_when_the_validity_ends(fixture: &dyn Fixture) {
     lost_in_time(fixture, PathFault::DropTraffic).await;
 }
@@ -56,7 +57,8 @@ async fn lost_in_time(fixture: &dyn Fixture, fault: PathFault) {
     let (ann, bob) = (client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let name = name("long outage");
     let guard = hold(&ann, &name).await;
-    // The server ends a lease that is kept by a connection when that connection is cut. That is a stated limit of exclusion.
+    // The server ends a lease that is kept by a connection when that connection is cut. That is a stated limit of
+    // exclusion.
     let is_cut = fault == PathFault::Disconnect && ann.capabilities().ttl_scope == TtlScope::Connection;
     assert!(!is_cut || !ann.capabilities().limits_of_exclusion.is_empty());
     fixture.path(fault).await;
@@ -86,7 +88,8 @@ async fn lost_in_time(fixture: &dyn Fixture, fault: PathFault) {
     assert!(bobs.is_held());
 }
 
-/// Invariants 4 and 6: a late renewal revives nothing, neither by its request at the server nor by its reply at the holder.
+/// Invariants 4 and 6: a late renewal revives nothing, neither by its request at the server nor by its reply at the
+/// holder.
 pub async fn a_late_renewal_revives_nothing(fixture: &dyn Fixture) {
     let (ann, ttl) = (client(fixture, Route::Faulty).await, fixture.ttl() * 2);
     let (slow, late) = (name("late request"), name("late reply"));
@@ -117,8 +120,8 @@ pub async fn a_late_renewal_revives_nothing(fixture: &dyn Fixture) {
     eventually(AT_ONCE, "the loss is counted, once", counted).await;
 }
 
-/// Invariants 4 and 5: the reply to a renewal arrives after the validity has ended, and before the holder and the keeper have
-/// detected that. The lease is still lost.
+/// Invariants 4 and 5: the reply to a renewal arrives after the validity has ended, and before the holder and the
+/// keeper have detected that. The lease is still lost.
 pub async fn a_reply_after_an_unnoticed_end_revives_nothing(fixture: &dyn Fixture) {
     let ttl = fixture.ttl() * 2;
     let hooks = Arc::new(BlocksTheKeeper { until_after: ttl, ..BlocksTheKeeper::default() });
@@ -144,7 +147,7 @@ pub async fn a_slow_path_loses_nothing(fixture: &dyn Fixture) {
     slow_path(fixture, 1, 5).await;
 }
 
-/// Neither does it if the renewals of many leases are due at once, in more than one call.
+/// A slow path loses no lease either if the renewals of many leases are due at once, in more than one call.
 pub async fn many_leases_on_a_slow_path_lose_none(fixture: &dyn Fixture) {
     slow_path(fixture, 150, 10).await;
 }
@@ -185,7 +188,7 @@ pub async fn a_release_during_a_renewal_stays_a_release(fixture: &dyn Fixture) {
             && released.as_ref().is_err_and(|error| error.kind() == ErrorKind::Lost);
         assert!(was_cut || released.is_ok(), "a release: {released:?}");
         assert_eq!(fixture.record(&name).await.lease(), None, "a renewal in flight revived the released lease");
-        // Only that renewal may follow. It may have been sent so late that it was not held.
+        // Only that renewal may still arrive: it may have been sent too late to be held.
         tokio::time::sleep(ttl / 4).await;
         let served = fixture.served().await;
         tokio::time::sleep(ttl / 2).await;

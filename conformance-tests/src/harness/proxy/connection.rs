@@ -34,7 +34,7 @@ struct State {
     held: AtomicU64,
     /// When the bytes that wait were read first.
     held_since: Mutex<Option<Instant>>,
-    /// A probe was passed on, and its reply not yet.
+    /// A probe was passed on, and its reply was not yet.
     probes: AtomicBool,
 }
 
@@ -65,7 +65,8 @@ impl Connection {
         self.state.held.load(Ordering::Acquire) > 0
     }
 
-    /// Whether it has bytes that only [`deliver`](super::FaultProxy::deliver) passes on. Delayed ones pass by themselves, in order.
+    /// Whether it has bytes that only [`deliver`](super::FaultProxy::deliver) passes on. Delayed ones pass by
+    /// themselves, in order.
     pub(super) fn is_stuck(&self) -> bool {
         let rules = *self.rules.borrow();
         self.holds() && [rules.requests, rules.replies].iter().any(|way| way.flow == Flow::Hold)

@@ -31,7 +31,7 @@ pub(super) enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DeliveryReach {
     All,
-    /// That which has held bytes for the longest time.
+    /// The connection that has held bytes for the longest time.
     Oldest,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens, on the runtime that this is called in. (Blocking, since the caller may be in another one.)
+    /// Listens on the current runtime. Binds with a blocking call, because the caller may be inside another runtime.
     pub(super) fn open(port: Arc<Port>, server: Target, counters: Arc<Counters>) -> io::Result<Self> {
         let socket = Some(listen(&port)?);
         let (rules, connections, tasks) = (Rules::CLEAR, Vec::new(), JoinSet::new());

@@ -38,8 +38,8 @@ pub enum Fault {
     },
     /// Requests go through, replies are read and dropped.
     LoseReplies,
-    /// Requests are kept until [`FaultProxy::deliver`], and arrive then even if the client has closed its side before. Replies go
-    /// through.
+    /// Requests are kept until [`FaultProxy::deliver`], and arrive then even if the client has closed its side before.
+    /// Replies go through.
     HoldRequests,
     /// Replies are kept until [`FaultProxy::deliver`]. Requests go through.
     HoldReplies,
@@ -61,7 +61,7 @@ pub enum Reach {
 pub struct ProxyStats {
     /// Connections that were accepted.
     pub accepted: u64,
-    /// Connections of which at least one direction is open.
+    /// Connections with at least one open direction.
     pub open: u64,
     /// Bytes that were passed on to the server.
     pub requests: u64,
@@ -75,13 +75,13 @@ pub struct ProxyStats {
 
 /// A TCP proxy on a loopback port of its own, in front of a server, with faults that can be switched while it runs.
 ///
-/// It has its own thread and runtime, so a starved test runtime does not stop it. A command is in effect when its call returns. The
-/// call blocks until the thread has run it, usually for some microseconds.
+/// It has its own thread and runtime, so a starved test runtime does not stop it. A command is in effect when its call
+/// returns. The call blocks until the thread has run it, usually for some microseconds.
 ///
-/// As in TCP, no connection loses bytes and then continues. A connection that lost bytes stays silent, and [`heal`](Self::heal)
-/// resets it. A client's reset reaches the server as the end of its stream, after the bytes that were sent before; a server's reset
-/// reaches the client as a reset. While the server does not run, connections are accepted and reset. Held bytes are kept in memory
-/// without a bound.
+/// As in TCP, no connection loses bytes and then continues. A connection that lost bytes stays silent, and
+/// [`heal`](Self::heal) resets it. A client's reset reaches the server as the end of its stream, after the bytes that
+/// were sent before; a server's reset reaches the client as a reset. While the server does not run, connections are
+/// accepted and reset. Held bytes are kept in memory without a bound.
 #[derive(Debug)]
 pub struct FaultProxy {
     port: Arc<Port>,
@@ -99,8 +99,9 @@ impl FaultProxy {
         Self::start_with_probe(server, |_| false)
     }
 
-    /// The same for a client that may ask whether the server still replies before it sends a request on an idle connection. No fault but
-    /// [`Fault::DropTraffic`] and [`Fault::Delay`] affects what it sends for that, or the reply: a fault affects the request.
+    /// The same for a client that may probe an idle connection before it sends a request on it. Only
+    /// [`Fault::DropTraffic`] and [`Fault::Delay`] affect a probe and its reply, so that the other faults affect the
+    /// request.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -108,8 +109,9 @@ impl FaultProxy {
         Self::start_for(Target { addr: server, is_probe, connect_timeout: Duration::ZERO })
     }
 
-    /// The same in front of a server that may not listen yet. A client that connects then waits for the server for so long. Otherwise it
-    /// sees the end of its connection, which it takes for the server's.
+    /// The same in front of a server that may not listen yet. A client that connects waits for the server at most this
+    /// long. Without that, the proxy would end the connection at once, and the client would take that for the server's
+    /// doing.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -147,21 +149,23 @@ impl FaultProxy {
         self.send(|done| Command::Apply { fault, reach, done });
     }
 
-    /// Passes on held bytes, in order. Open connections then hold nothing; the faults of new ones stay. It returns when the system
-    /// has accepted all bytes; the server may not have processed them yet.
+    /// Passes on held bytes, in order. Open connections then hold nothing; the faults of new ones stay. It returns when
+    /// the system has accepted all bytes; the server may not have processed them yet.
     pub fn deliver(&self) {
         self.send(|done| Command::Deliver { reach: DeliveryReach::All, done });
     }
 
-    /// The same for the connection that has held bytes for the longest time. A server with a thread for each connection processes the
-    /// requests of several connections in any order, unless it has processed one before the next is delivered.
+    /// The same for the connection that has held bytes for the longest time. A server with a thread for each connection
+    /// processes the requests of several connections in any order, unless it has processed one before the next is
+    /// delivered.
     pub fn deliver_oldest(&self) {
         self.send(|done| Command::Deliver { reach: DeliveryReach::Oldest, done });
     }
 
-    /// Ends all faults for bytes that are sent from now on. Connections that lost bytes are reset. A connection that still holds
-    /// bytes cannot continue, because later bytes would overtake them: its client sees the end of the stream, and the held bytes
-    /// stay until [`deliver`](Self::deliver). Bytes that are only delayed arrive at once, before later ones.
+    /// Ends all faults for bytes that are sent from now on. Connections that lost bytes are reset. A connection that
+    /// still holds bytes cannot continue, because later bytes would overtake them: its client sees the end of the
+    /// stream, and the held bytes stay until [`deliver`](Self::deliver). Bytes that are only delayed arrive at once,
+    /// before later ones.
     pub fn heal(&self) {
         self.send(|done| Command::Heal { done });
     }

@@ -72,9 +72,10 @@ impl Rules {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) addr: SocketAddr,
-    /// Whether these bytes only ask whether the server still replies. No fault but [`Fault::DropTraffic`] and a delay affects them.
+    /// Whether these bytes are a probe, which only asks whether the server still replies. Only [`Fault::DropTraffic`]
+    /// and a delay affect it.
     pub(super) is_probe: fn(&[u8]) -> bool,
-    /// For how long a client waits for a server that does not listen.
+    /// How long a client waits for a server that does not listen yet.
     pub(super) connect_timeout: Duration,
 }
 
