@@ -34,11 +34,17 @@ pub(crate) fn alone(metadata: &Metadata) -> Result<String> {
     Ok(format!("{runs} combinations"))
 }
 
-/// No feature, and each alone; [`together`] compiles all of them. A feature `…-tls` of the facade or the command only
-/// passes on the feature `tls` of a backend, which is checked alone there.
+/// No feature, and each alone; [`together`] compiles all of them. Two kinds of features are left out. A feature `…-tls` of the
+/// facade or the command only passes on the feature `tls` of a backend, which is checked alone there. A feature that selects
+/// test targets, and that no other feature needs, changes nothing in the library and the programs.
 fn combinations(package: &Package) -> Vec<String> {
-    let named = package.features.keys().filter(|name| *name != "default" && !name.ends_with("-tls")).cloned();
-    std::iter::once(String::new()).chain(named).collect()
+    let selects_tests = |name: &String| {
+        let is_required = |target: &Target| target.is_test() && target.required_features.contains(name);
+        let is_needed = package.features.values().flatten().any(|needed| needed == name);
+        package.targets.iter().any(is_required) && !is_needed
+    };
+    let names = package.features.keys().filter(|name| *name != "default" && !name.ends_with("-tls"));
+    std::iter::once(String::new()).chain(names.filter(|name| !selects_tests(name)).cloned()).collect()
 }
 
 fn clippy(args: &[&str]) -> Result<()> {
