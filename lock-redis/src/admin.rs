@@ -15,8 +15,8 @@ use crate::connection::{Connection, script_call};
 use crate::errors::{Failure, refused};
 use crate::replies::{self, Inspected, PerLock};
 
-/// How many keys the server scans in one step of a list, and how many locks one call inspects. The server serves nobody else
-/// meanwhile, for about a millisecond.
+/// How many keys the server scans in one step of a list, and how many locks one call inspects. Each takes about a
+/// millisecond, during which the server serves no other client.
 const SCAN_COUNT: usize = 1_000;
 const INSPECT_BATCH: usize = 200;
 
@@ -58,7 +58,8 @@ struct Found {
 }
 
 impl Found {
-    /// The name of an unreadable record, from its key. A digest may stand for a name with any prefix.
+    /// The name of an unreadable record, from its key. A digest says nothing about the prefix of a name, so it is
+    /// always listed.
     fn name_in_key(&self) -> ListedName {
         match &self.name {
             Ok(name) => ListedName::Whole(name.clone()),
@@ -149,7 +150,7 @@ impl Break for RedisBackend {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         let shared = &self.shared;
         let (connection, until) = self.connection().await?;
-        // During a quarantine, the lock is handed to nobody.
+        // During a quarantine, the script must not hand the lock to the queue.
         let quarantine = connection.prepare(Duration::ZERO, until).await?;
         let script = &shared.scripts.break_lock;
         let mut call = script_call(script, 1);

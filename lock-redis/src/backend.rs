@@ -48,8 +48,8 @@ impl RedisBackend {
         Self::unconnected(&client, tls, settings)?.connected().await
     }
 
-    /// Connects with a client of the `redis` crate. Uses its address, database, user, password and TLS. The protocol and the TCP
-    /// settings are those of Leasehold.
+    /// Connects with a client of the `redis` crate. Uses its address, database, user, password and TLS. The protocol
+    /// and the TCP settings are those of Leasehold.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -66,8 +66,8 @@ impl RedisBackend {
         Ok(self)
     }
 
-    /// Parses a URL and sends nothing. The first call connects, and calls fail while the server cannot be reached or used. For programs
-    /// that may start before their server.
+    /// Parses a URL and sends nothing. The first call connects, and calls fail while the server cannot be reached or
+    /// used. For programs that may start before their server.
     ///
     /// # Errors
     /// [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput) for a URL that cannot be used.
@@ -112,12 +112,15 @@ impl RedisBackend {
     async fn try_renew(&self, requests: &[RenewRequest]) -> Result<Vec<RenewReply>> {
         let (shared, until) = (&self.shared, Instant::now() + self.shared.bound());
         let connection = self.manager()?.connection(until).await?;
+        // One reading serves the whole batch: a ttl that other clients know of covers every shorter one.
         let longest = requests.iter().map(|request| request.ttl).max().unwrap_or_default();
         let quarantine = connection.prepare(longest, until).await?;
         let mut command = script_call(&shared.scripts.renew, requests.len());
         for request in requests {
             shared.keys.add_record(&mut command, request.claim.name());
         }
+        // Most renewals have the same ttl and never shorten a lease. That ttl is sent once, and the others as
+        // exceptions (`renew.lua`).
         let common_ttl = requests.first().map_or(Duration::ZERO, |request| request.ttl);
         command.arg(shared.common_to_renewals(quarantine.is_none(), common_ttl));
         let (mut packed, mut exceptions) = (Vec::with_capacity(24 * requests.len()), Vec::new());
@@ -132,6 +135,7 @@ impl RedisBackend {
         }
         command.arg(packed).arg(exceptions);
         let core = shared.core()?;
+        // After `prepare`, which may take a round trip: the validity counts from the request itself.
         let sent = core.stamp();
         let value = connection.run(&shared.scripts.renew, &command, until).await?;
         let (time, renewals) = replies::renewed(value, requests.len()).ok_or(Failure::UnexpectedReply)?;
@@ -143,7 +147,7 @@ impl RedisBackend {
                 Renewed::Granted { place, token } => {
                     RenewReply::Granted(Grant::new(FencingToken::new(token), confirmation(request.ttl, place)))
                 }
-                // A retry before the end of the quarantine is of no use.
+                // The lock is granted to nobody before the quarantine ends, so an earlier retry is wasted.
                 Renewed::Waiting { place, retry_after } => RenewReply::Waiting {
                     confirmation: confirmation(request.ttl.min(LONGEST_PLACE_TTL), place),
                     retry_after: retry_after.max(quarantine.unwrap_or_default()),
@@ -161,7 +165,8 @@ impl LockBackend for RedisBackend {
     fn attach(&self, core: CoreHandle) {
         let keeper = core.keeper_runtime().clone();
         if self.shared.core.attach(core) {
-            // Connects now, so that even the first waiter receives its grant. An earlier manager does not subscribe.
+            // Connects and subscribes now, or the first waiter would miss its grant. A manager from before the attach
+            // has no subscription.
             self.managers.remove(&keeper);
             self.manager_of(&keeper);
         }
@@ -170,6 +175,7 @@ impl LockBackend for RedisBackend {
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let AcquireRequest { ref claim, ttl, on_contention, .. } = *request;
         let options = AcquireOptions { ttl, queue: on_contention == OnContention::Queue };
+        // Before the request is sent: a withdrawal may overlap with it, and its tombstone has to outlast this ttl.
         tombstones::acquiring(claim, ttl);
         let Reply { sent, body } = self.send_request(claim, Operation::Acquire(options)).await?;
         let confirmation = |ttl, place| Confirmation { ttl, sent, place };

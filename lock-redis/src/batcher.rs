@@ -1,8 +1,8 @@
-//! Batches acquires and releases. A request that finds the connection idle is sent at once, from the caller's own future. Requests
-//! that find it busy wait here and share a script call, as in a group commit.
+//! Batches acquires and releases. A request that finds the connection idle is sent at once, from the caller's own
+//! future. Requests that find it busy wait here and share a script call, as in a group commit.
 //!
-//! A script call costs about the same for one lock and for several. So batching hides the cost of fencing and fairness under load,
-//! and delays no call without load.
+//! A script call costs about the same for one lock and for several. So batching hides the cost of fencing and fairness
+//! under load, and delays no call without load.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -23,13 +23,15 @@ use crate::shared::Shared;
 /// The most requests in one call. Larger calls gain nothing, and the server serves nobody else meanwhile.
 const MAX_BATCH: usize = 64;
 
-/// The most batches in flight. The server works on one batch, while the next one and the replies to the last one are on their way.
+/// The most batches in flight. The server works on one batch, while the next one and the replies to the last one are on
+/// their way.
 const MAX_IN_FLIGHT: usize = 4;
 
-/// The least number of requests in a third or later batch. Two small batches cost more than one of twice the size.
+/// The smallest size of a third or later batch. Two small batches cost more than one of twice the size.
 const MIN_BATCH: usize = MAX_BATCH / 2;
 
-/// How many requests may be sent unbatched at a time. With fewer callers than this, waiting for each other gains nothing.
+/// How many requests may be sent unbatched at a time. With fewer callers than this, waiting for each other gains
+/// nothing.
 const MAX_UNBATCHED: usize = 2;
 
 #[derive(Default)]
@@ -47,7 +49,7 @@ struct State {
     queue: VecDeque<QueuedRequest>,
     /// Whether [`Batcher::fail_overdue`] is watching the deadlines of the queue.
     has_expiry_task: bool,
-    /// The runtime was shut down, and nobody sends any more.
+    /// The runtime was shut down: nothing is sent any more.
     closed: bool,
     /// Unbatched requests in flight.
     unbatched: usize,
@@ -56,7 +58,7 @@ struct State {
     /// Batches in flight, and the requests in them.
     batches_in_flight: usize,
     requests_in_flight: usize,
-    /// Senders that are about to check the queue. While there is one, nobody has to be woken.
+    /// Senders that are about to check the queue. While there is one, none has to be woken.
     checking_senders: usize,
 }
 
@@ -94,8 +96,8 @@ impl Inner {
 }
 
 impl State {
-    /// Whether a batch should be sent now. A second batch waits until it is as large as the one in flight, or until that one returns.
-    /// Otherwise the first of many callers that got their replies together would be sent alone again.
+    /// Whether a batch should be sent now. A second batch waits until it is as large as the one in flight, or until
+    /// that one returns. Otherwise the first of many callers that got their replies together would be sent alone again.
     fn is_due(&self) -> bool {
         match self.batches_in_flight {
             _ if self.queue.is_empty() => false,
@@ -141,8 +143,9 @@ impl Batcher {
         Enqueued::Queued(pending)
     }
 
-    /// Takes the next batch from the queue: the oldest requests that can share a call. These are releases, and acquires with the options
-    /// of the oldest acquire. The others keep their order. Drops requests whose caller is gone: an unsent request has no effect.
+    /// Takes the next batch from the queue: the oldest requests that can share a call. These are releases, and acquires
+    /// with the options of the oldest acquire. The others keep their order. Drops requests whose caller is gone: an
+    /// unsent request has no effect.
     fn next(&self, shared: &Shared) -> Option<(Vec<QueuedRequest>, InFlight<'_>)> {
         let mut state = lock(&self.state);
         // A sender may also have been woken on an earlier connection.
@@ -153,6 +156,7 @@ impl Batcher {
         let mut batch: Vec<QueuedRequest> = Vec::with_capacity(state.queue.len().min(MAX_BATCH));
         let mut others = Vec::new();
         let mut first: Option<usize> = None;
+        // `others` has a bound as well. Otherwise each batch would scan a long queue of acquires with other options.
         while batch.len() < MAX_BATCH && others.len() < MAX_BATCH {
             let Some(queued) = state.queue.pop_front() else { break };
             if queued.reply_to.is_abandoned() {

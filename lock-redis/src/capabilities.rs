@@ -1,4 +1,4 @@
-//! The promises of a Redis, and their limits.
+//! What a Redis server promises, and the limits.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use leasehold_core::backend::{
 use crate::errors::BACKEND;
 use crate::settings::Settings;
 
-/// The most leases in one renew call. More gain nothing, and the server serves nobody else meanwhile.
+/// The most leases in one renew call. More gain nothing, and the server serves no other client meanwhile.
 pub(crate) const RENEW_BATCH: usize = 100;
 
 pub(crate) fn of(settings: &Settings) -> Capabilities {
@@ -39,15 +39,16 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it
 }
 
-const STEP: &str = "the server's wall clock is stepped forward: leases at the store end early (a step back extends them by its length: exclusion \
-     holds, but the lock of a dead holder stays blocked for the ttl and the step)";
+const STEP: &str = "the server's wall clock is stepped forward: leases at the store end early (a step back extends \
+     them by its length: exclusion holds, but the lock of a dead holder stays blocked for the ttl and the step)";
 const FAILOVER: &str = "an asynchronous failover promotes a replica while the former primary still confirms requests";
 const FAILOVER_TRUSTED: &str =
     "an asynchronous failover promotes a replica that has not seen the last writes (`restart=trust`)";
 const FLUSH: &str = "somebody deletes the lock's keys (FLUSHALL, DEL)";
 const EVICTION: &str = "the server is configured to evict keys (`maxmemory-policy`) after the check at connect";
 const RESTART_TRUSTED: &str = "the server restarts without its last writes (`restart=trust`)";
-const RESTART_MISSED: &str = "the server restarts without its data or a lagging replica is promoted, and a client missed the message about a longer ttl that had come into use: \
-     it waits only for the longest ttl that it knows and its own";
-const RESTART_UNKNOWN: &str = "the server restarts without its data, and a client that never saw it requests a lock before any client that did; \
-     from then on, other clients that never saw it are served too";
+const RESTART_MISSED: &str = "the server restarts without its data or a lagging replica is promoted, and a client \
+     missed the message about a longer ttl that had come into use: it waits only for the longest ttl that it knows and \
+     its own";
+const RESTART_UNKNOWN: &str = "the server restarts without its data, and a client that never saw it requests a lock \
+     before any client that did; from then on, other clients that never saw it are served too";

@@ -20,10 +20,12 @@ use crate::settings::OnEviction;
 use crate::shared::Shared;
 use crate::socket::{self, Driver};
 
-/// The queue length of the client crate, beyond which senders wait. Never reached, because waiting requests share calls.
+/// The queue length of the client crate, beyond which senders wait. Never reached, because waiting requests share
+/// calls.
 const PIPELINE_BUFFER: usize = 1024;
 
-/// A connection without a reply for this time is tested before it is used: a NAT gateway or a balancer may have forgotten it.
+/// A connection without a reply for this time is tested before it is used: a NAT gateway or a balancer may have
+/// forgotten it.
 const IDLE: Duration = Duration::from_secs(5);
 
 /// Whether a connection also receives pushes.
@@ -74,7 +76,6 @@ impl Health {
 
 impl Connection {
     /// Connects, subscribes and checks the server. The connection lives as long as its driver.
-    ///
     pub(crate) async fn open(shared: &Arc<Shared>, role: Role) -> Result<(Self, Driver)> {
         let lost = |failure| not_connected(failure, &shared.address);
         let health = Arc::new(Health::new());
@@ -95,7 +96,8 @@ impl Connection {
             }
             Ok::<_, Error>(())
         };
-        // Concurrently, because every round trip counts on a slow path. The subscription goes first, so that no later write is missed.
+        // Concurrently, because every round trip counts on a slow path. The subscription goes first: a write of the
+        // epoch key after the check is then received as a message.
         let checked = async { connection.check_server(Duration::ZERO, attempt.until()).await.map_err(lost)? };
         let ready = attempt.step("the check of the server", async { tokio::try_join!(biased; subscribed, checked) });
         tokio::select! {
@@ -120,10 +122,12 @@ impl Connection {
         lock(&self.health.heard).elapsed() >= IDLE
     }
 
-    /// Tests it. Without a reply in half of the time until `until` it is closed, and the rest is for another one.
+    /// Tests the connection. If there is no reply within half of the time until `until`, it is closed, and the other
+    /// half is left for a new one.
     pub(crate) async fn test(&self, until: Instant) {
         let now = Instant::now();
-        // Each user of Leasehold may use this command. The reply may be an error that the next request gets as well.
+        // Every user that can use Leasehold may run this command. An error reply is ignored: the next request gets it
+        // too.
         let mut time = Cmd::new();
         time.arg("TIME");
         let _ = self.send(&time, now + until.saturating_duration_since(now) / 2).await;
@@ -136,7 +140,8 @@ impl Connection {
         }
     }
 
-    /// Runs a script by its digest. If the server does not know the digest, the script did not run, and its source is sent instead.
+    /// Runs a script by its digest. If the server does not know the digest, the script did not run, and its source is
+    /// sent instead.
     pub(crate) async fn run(&self, script: &Script, call: &Cmd, until: Instant) -> Result<Value, Failure> {
         match self.send(call, until).await {
             Err(failure) if failure.is_noscript() => {
@@ -173,8 +178,8 @@ impl Connection {
                 Err(failure)
             }
             Err(_) => {
-                // If other replies arrived meanwhile, the server is only slow. If none did, a new connection may get through sooner than
-                // this one, whose packets are retransmitted at growing intervals.
+                // If other replies arrived meanwhile, the server is only slow. If none did, a new connection may get
+                // through sooner than this one, whose packets are retransmitted at growing intervals.
                 if self.health.replies_received.load(Ordering::Relaxed) == replies_received {
                     self.health.close();
                 }
@@ -183,8 +188,8 @@ impl Connection {
         }
     }
 
-    /// Prepares a call with this ttl. Publishes the ttl if other clients may not know that it is in use. Returns the remaining
-    /// quarantine, or `None` if new grants are allowed.
+    /// Prepares a call with this ttl. Publishes the ttl if other clients may not know that it is in use. Returns the
+    /// remaining quarantine, or `None` if new grants are allowed.
     ///
     /// # Errors
     /// The ttl could not be published, so the call must not be made.
@@ -200,7 +205,8 @@ impl Connection {
         Ok(quarantine.left(Instant::now()))
     }
 
-    /// The error for an error reply. A server that has become a replica is read again before the next call: it may be promoted again.
+    /// The error for an error reply. A server that has become a replica is read again before the next call, because it
+    /// may be promoted again.
     pub(crate) fn refused(&self, text: &str) -> Error {
         if text.contains("READONLY") {
             *lock(&self.quarantine) = Quarantine::unread(Instant::now());
@@ -208,13 +214,14 @@ impl Connection {
         refused(text)
     }
 
-    /// Reads the run of the server, checks that the server can be used for locks, and publishes what other clients have to know before
-    /// a call with this ttl.
+    /// Reads the run of the server, checks that the server can be used for locks, and publishes what other clients have
+    /// to know before a call with this ttl.
     async fn check_server(&self, ttl: Duration, until: Instant) -> Result<Result<()>, Failure> {
         let shared = &self.shared;
         let key = shared.keys.epoch();
         let mut write: Option<(String, String)> = None;
-        // Terminates: a client whose write was refused reads what another one wrote, and every write contains what all must know.
+        // Terminates: a client whose write was refused reads what another one wrote, and every write contains what all
+        // must know.
         let grants = loop {
             let requested = Instant::now();
             let mut call = script_call(&shared.scripts.epoch, 1);
@@ -230,7 +237,7 @@ impl Connection {
                 return Ok(Err(error));
             }
             if server.state.is_replica {
-                // It may be promoted while this connection stays open, and may lack leases then.
+                // It may be promoted while this connection stays open, and may lack leases by then.
                 *lock(&self.quarantine) = Quarantine::unread(Instant::now());
                 return Ok(if ttl.is_zero() { Ok(()) } else { Err(refused("READONLY").without_effect()) });
             }
@@ -242,6 +249,8 @@ impl Connection {
                 (epoch.evaluate(&reading, check), reading.key)
             };
             match decision {
+                // Written only if the key is still as it was read. Otherwise the next round reads what another client
+                // wrote.
                 Ok(Decision::Write(new)) => write = Some((key_read, new)),
                 Ok(Decision::Grants(grants)) => break grants,
                 Err(UnknownFormat) => return Ok(Err(refused(&format!("UNKNOWNFORMAT of the key {key}")))),

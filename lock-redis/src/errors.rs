@@ -28,7 +28,7 @@ impl Failure {
     pub(crate) fn of(error: RedisError) -> Self {
         match ServerError::try_from(error) {
             Ok(refusal) => Self::refusal(&refusal),
-            // Of a refusal of the database during the handshake, the client crate keeps only the text.
+            // If the server refuses the database during the handshake, the client crate keeps only the text.
             Err(error) if matches!(error.kind(), redis::ErrorKind::Server(_)) => {
                 Self::ErrorReply(format!("ERR {}", error.detail().unwrap_or_default()))
             }
@@ -36,7 +36,7 @@ impl Failure {
         }
     }
 
-    /// The client itself closed the connection.
+    /// The client closed the connection.
     pub(crate) fn aborted() -> Self {
         Self::Disconnected(std::io::Error::from(std::io::ErrorKind::ConnectionAborted).into())
     }
@@ -74,12 +74,13 @@ impl From<Failure> for Error {
     }
 }
 
-/// Maps an error reply. The code may be anywhere in the text: servers before 7.0 put the position in the script before it.
+/// Maps an error reply. The code may be anywhere in the text: servers before 7.0 put the position in the script before
+/// it.
 pub(crate) fn refused(text: &str) -> Error {
     let row = REFUSALS.iter().find(|(code, ..)| text.contains(code));
     let (kind, hint) = row.map_or((ErrorKind::Indeterminate, "the server replied with an error"), |&(_, k, h)| (k, h));
     let error = Error::new(kind, hint).with_source(Refusal(harmless(text)));
-    // Other clients close their connections again.
+    // The limit passes when other clients disconnect, so a waiter keeps waiting.
     if text.contains(TOO_MANY_CLIENTS) { error.passing_by_itself() } else { error }
 }
 
@@ -103,7 +104,7 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
             "the user may not list locks: `leasehold acl redis --operator` prints the permissions that are needed",
         ),
         ("NOPERM", Auth, PERMISSION),
-        // Of the database during the handshake: see `Failure::of`.
+        // For `SELECT` during the handshake: see `Failure::of`.
         ("no permissions to run", Auth, PERMISSION),
         ("ACL failure in script", Auth, PERMISSION),
         ("The user executing the script can't", Auth, PERMISSION),
@@ -149,8 +150,8 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
     ]
 };
 
-/// Removes the arguments that a server echoes for an unknown command, because an owner token may be among them. Also removes a repeated
-/// `ERR`, which a server puts before an error that a script raises.
+/// Removes the arguments that a server echoes for an unknown command, because an owner token may be among them. Also
+/// removes a repeated `ERR`, which a server puts before an error that a script raises.
 fn harmless(mut text: &str) -> String {
     while let Some(rest) = text.strip_prefix("ERR ").filter(|rest| rest.starts_with("ERR ")) {
         text = rest;
@@ -223,17 +224,20 @@ mod tests {
             ("ERR this user has no permissions to run the 'select' command", Auth),
             // Commands of scripts: 6.2.
             (
-                "ERR Error running script (call to f_104a): @user_script:3: @user_script: 3: -NOPERM this user has no permissions",
+                "ERR Error running script (call to f_104a): @user_script:3: @user_script: 3: -NOPERM this user has no \
+                 permissions",
                 Auth,
             ),
             ("ERR The user executing the script can't run this command or subcommand", Auth),
             (
-                "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments",
+                "ERR The user executing the script can't access at least one of the keys mentioned in the command \
+                 arguments",
                 Auth,
             ),
             // 7.0, which repeats the code for an error inside a script.
             (
-                "ERR ERR The user executing the script can't run this command or subcommand script: 104a, on @user_script:1.",
+                "ERR ERR The user executing the script can't run this command or subcommand script: 104a, on \
+                 @user_script:1.",
                 Auth,
             ),
             (
@@ -242,7 +246,8 @@ mod tests {
             ),
             // 7.2, 8.0, and Valkey 8 and 9.
             (
-                "ERR ACL failure in script: User locks has no permissions to run the 'set' command script: 8a2f, on @user_script:4.",
+                "ERR ACL failure in script: User locks has no permissions to run the 'set' command script: 8a2f, on \
+                 @user_script:4.",
                 Auth,
             ),
             ("ERR ERR ACL failure in script: User locks has no permissions to access the 'OOM:{READONLY}' key", Auth),

@@ -1,4 +1,4 @@
-//! Examines whether a Redis is fit for locks.
+//! Checks whether a Redis server is fit for locks.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,10 +15,10 @@ use crate::connection::Connection;
 use crate::errors::Failure;
 use crate::replies::text;
 
-/// Memory use in percent from which the server is about to refuse writes.
+/// From this memory use on, in percent, the server is about to refuse writes.
 const NEARLY_FULL: u64 = 90;
 
-/// Clocks that NTP keeps differ by less.
+/// Clocks that NTP synchronizes differ by less.
 const FAR_APART: Duration = Duration::from_secs(1);
 
 #[async_trait]
@@ -69,8 +69,8 @@ fn of_info(info: &str) -> Vec<Check> {
         0 => (
             "a restart may lose data",
             warning(
-                "set `appendonly yes`: otherwise clients wait for the longest ttl in use after a restart, and clients that \
-                 never saw the server before may not know that they have to",
+                "set `appendonly yes`: otherwise clients wait for the longest ttl in use after a restart, and clients \
+                 that never saw the server before may not know that they have to",
             ),
         ),
         _ => ("append-only file", CheckStatus::Ok),
@@ -86,8 +86,8 @@ fn of_info(info: &str) -> Vec<Check> {
         ("master", _) => (
             format!("{replicas} replicas"),
             warning(
-                "a failover may lose the last grants: no lock is granted for the longest ttl in use then, and while the former \
-                 primary still confirms requests, only fencing tokens decide",
+                "a failover may lose the last grants: no lock is granted for the longest ttl in use then, and while \
+                 the former primary still confirms requests, only fencing tokens decide",
             ),
         ),
         (role, _) => (role.to_owned(), error("a replica cannot be written to: use the address of its primary")),
@@ -129,8 +129,8 @@ fn apart(server: Duration, before: Duration, after: Duration) -> Check {
         CheckStatus::Ok
     } else {
         CheckStatus::Warning(
-            "leases end by the server's clock alone, so a difference is harmless; but a step that corrects the clock ends \
-             leases early or late: keep both clocks with NTP"
+            "leases end by the server's clock alone, so a difference is harmless; but a step that corrects the clock \
+             ends leases early or late: keep both clocks with NTP"
                 .to_owned(),
         )
     };
@@ -151,8 +151,8 @@ fn user(reply: Result<Value, Failure>) -> Result<Check> {
             user if user == "default" => (
                 user,
                 CheckStatus::Warning(
-                    "anyone who reaches the server as `default` may take and break every lock: create a user with the minimal \
-                     permissions (`leasehold acl redis`)"
+                    "anyone who reaches the server as `default` may take and break every lock: create a user with the \
+                     minimal permissions (`leasehold acl redis`)"
                         .to_owned(),
                 ),
             ),

@@ -83,6 +83,7 @@ pub(crate) async fn exchange(
         Ok(quarantine) => quarantine,
         Err(error) => return all(error),
     };
+    // During a quarantine, releases are still sent: ending a lease makes no second holder.
     let is_sent = |request: &&Request| quarantine.is_none() || !request.is_acquire();
     let acquires = requests.iter().filter(is_sent).filter(|request| request.is_acquire());
     let releases = requests.iter().filter(|request| !request.is_acquire());
@@ -92,6 +93,7 @@ pub(crate) async fn exchange(
     if count > 0 {
         let mut command = script_call(&shared.scripts.exchange, count);
         let (mut owners, mut withdrawn) = (Vec::<u8>::with_capacity(16 * count), Vec::new());
+        // The scripts expect the acquires first.
         for (index, request) in (1_u16..).zip(acquires.chain(releases)) {
             shared.keys.add_record(&mut command, request.claim.name());
             owners.extend(request.claim.owner().as_bytes());
@@ -117,6 +119,7 @@ pub(crate) async fn exchange(
             Err(failure) => return all(failure.into()),
         }
     }
+    // The replies are in the order of the call, acquires first. They are returned in the order of `requests`.
     let (first, second) = replies_by_lock.split_at(number.min(replies_by_lock.len()));
     let (mut first, mut second) = (first.iter(), second.iter());
     requests

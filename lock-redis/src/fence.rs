@@ -11,8 +11,8 @@ use crate::scripts::{Script, Scripts};
 
 /// A Lua script of the user, for [`Fence::run`].
 ///
-/// The script sees its own `KEYS` and `ARGV`, and its result is the reply. Create it once and keep it, because the server then knows it
-/// by its digest.
+/// The script sees its own `KEYS` and `ARGV`, and its result is the reply. Create it once and keep it, because the
+/// server then knows it by its digest.
 #[derive(Debug)]
 pub struct FencedScript(Script);
 
@@ -34,8 +34,8 @@ pub struct Fence<'a> {
 impl RedisBackend {
     /// Returns a fence for the lease of `guard`, which must come from a client of this backend.
     ///
-    /// A program that checks its guard and then writes can be paused in between. Here Redis checks and writes in one step, so it
-    /// refuses the late write of a holder that lost its lease.
+    /// A program that checks its guard and then writes can be paused in between. Here Redis checks and writes in one
+    /// step, so it refuses the late write of a holder that lost its lease.
     ///
     /// ```no_run
     /// # async fn example() -> leasehold_core::Result<()> {
@@ -57,15 +57,16 @@ impl RedisBackend {
         Fence { backend: self, lease: guard.lease_ref(), token: guard.fencing_token() }
     }
 
-    /// A key that can be written under the fence of the lock `name`. It has the lock's hash tag. The same key as [`Fence::key`], for
-    /// readers that do not hold the lock.
+    /// A key that can be written under the fence of the lock `name`. It has the lock's hash tag. The same key as
+    /// [`Fence::key`], for readers that do not hold the lock.
     pub fn fenced_key(&self, name: &LockName, suffix: &str) -> String {
         self.shared.keys.fenced(name, suffix)
     }
 }
 
 impl Fence<'_> {
-    /// A key that can be written under this fence. It has the lock's hash tag. The same suffix always gives the same key.
+    /// A key that can be written under this fence. It has the lock's hash tag. The same suffix always gives the same
+    /// key.
     pub fn key(&self, suffix: &str) -> String {
         self.backend.fenced_key(self.lease.claim.name(), suffix)
     }
@@ -74,11 +75,12 @@ impl Fence<'_> {
     ///
     /// # Errors
     /// - [`Lost`](leasehold_core::ErrorKind::Lost): the lease was not current, and nothing was written.
-    /// - [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput): a key is not one of [`key`](Self::key); nothing was sent.
-    /// - [`Indeterminate`](leasehold_core::ErrorKind::Indeterminate): there was no reply, or the script failed. What the script wrote before it failed
-    ///   stays written.
-    /// - [`Unavailable`](leasehold_core::ErrorKind::Unavailable), [`Auth`](leasehold_core::ErrorKind::Auth), [`Capacity`](leasehold_core::ErrorKind::Capacity): nothing was
-    ///   written.
+    /// - [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput): a key is not one of [`key`](Self::key); nothing was
+    ///   sent.
+    /// - [`Indeterminate`](leasehold_core::ErrorKind::Indeterminate): there was no reply, or the script failed. What
+    ///   the script wrote before it failed stays written.
+    /// - [`Unavailable`](leasehold_core::ErrorKind::Unavailable), [`Auth`](leasehold_core::ErrorKind::Auth),
+    ///   [`Capacity`](leasehold_core::ErrorKind::Capacity): nothing was written.
     ///
     /// Returns within the backend's call bound.
     ///
@@ -119,7 +121,7 @@ impl Fence<'_> {
         };
         match reply.as_mut_slice() {
             [Value::Int(0)] => Err(Error::lease_ended()),
-            // A script that returns nothing makes the list shorter.
+            // Lua drops a trailing nil, so the list is shorter if the script returns nothing.
             [Value::Int(1)] => Ok(Value::Nil),
             [Value::Int(1), value] => Ok(std::mem::replace(value, Value::Nil)),
             _ => Err(Failure::UnexpectedReply.into()),

@@ -72,12 +72,12 @@ impl fmt::Display for RecordKey<'_> {
     }
 }
 
-/// The minimal permissions of a user who locks under `prefix`, as rules of `ACL SETUSER`: the keys and channels of the prefix, and
-/// the commands that Leasehold sends. The test suite runs with them. `SCAN` is not among them, because it shows the names
-/// of all keys of the database: see [`operator_acl`].
+/// The minimal permissions of a user who locks under `prefix`, as rules of `ACL SETUSER`: the keys and channels of the
+/// prefix, and the commands that Leasehold sends. The test suite runs with them. `SCAN` is not among them, because it
+/// shows the names of all keys of the database: see [`operator_acl`].
 ///
-/// For `leasehold:` the result is `resetkeys ~leasehold:* resetchannels &leasehold:c:* nocommands +select …`. Put `on >password`
-/// before it.
+/// For `leasehold:` the result is `resetkeys ~leasehold:* resetchannels &leasehold:c:* nocommands +select …`. Put
+/// `on >password` before it.
 pub fn acl(prefix: &str) -> String {
     let escaped = escaped(prefix);
     format!("resetkeys ~{escaped}* resetchannels &{escaped}c:* nocommands {COMMANDS}")
@@ -89,14 +89,14 @@ fn escaped(prefix: &str) -> String {
     prefix.chars().flat_map(|c| escape(c).into_iter().chain([c])).collect()
 }
 
-/// The permissions of an operator: those of [`acl`], and those for listing locks and examining the server. `SCAN` shows the names of
-/// all keys in the database, including those outside the prefix.
+/// The permissions of an operator: those of [`acl`], and those for listing locks and examining the server. `SCAN` shows
+/// the names of all keys in the database, including those outside the prefix.
 pub fn operator_acl(prefix: &str) -> String {
     format!("{} +scan +acl|whoami", acl(prefix))
 }
 
-/// The permissions of a user who may only see who holds a lock (`leasehold status` and `leasehold watch`). The scripts of such a user
-/// can call only commands that read.
+/// The permissions of a user who may only see who holds a lock (`leasehold status` and `leasehold watch`). The scripts
+/// of such a user can call only commands that read.
 pub fn read_only_acl(prefix: &str) -> String {
     format!("resetkeys ~{}* resetchannels nocommands {READING}", escaped(prefix))
 }
@@ -104,8 +104,9 @@ pub fn read_only_acl(prefix: &str) -> String {
 /// The commands that inspect a lock, and those that its scripts call.
 const READING: &str = "+select +eval +evalsha +time +info +get +mget +exists +hget +hlen +hgetall";
 
-/// The commands that a client sends (first line), and those that the scripts call (second line). `HELLO` needs no permission. The
-/// client also sends `CLIENT SETINFO` and ignores the reply; servers before 7.2 refuse a rule that names it.
+/// The commands that a client sends (first line), and those that the scripts call (second line). `HELLO` needs no
+/// permission. The client also sends `CLIENT SETINFO` and ignores the reply; servers before 7.2 refuse a rule that
+/// names it.
 const COMMANDS: &str = "+select +eval +evalsha +subscribe \
     +time +info +get +mget +set +setrange +del +exists +pexpire +pexpireat +hget +hset +hsetnx +hdel +hgetall +publish";
 

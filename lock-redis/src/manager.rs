@@ -1,8 +1,8 @@
 //! Keeps the connection of one runtime open, in a task of its own.
 //!
-//! A client has one connection manager for each tokio runtime that calls it: the user's for acquire and release, the keeper's for
-//! renewals and pushes. The runtime that waits for a connection also drives it. So no call crosses threads, and a user's
-//! runtime that is starved or shut down does not stop the renewals.
+//! A client has one connection manager for each tokio runtime that calls it: the user's for acquire and release, the
+//! keeper's for renewals and pushes. The runtime that waits for a connection also drives it. So no call crosses
+//! threads, and a user's runtime that is starved or shut down does not stop the renewals.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ use crate::socket::Driver;
 /// The pause after the first failed attempt to connect. It doubles with each further failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 
-/// The longest pause. A renewal is delayed by this at most when the server comes back.
+/// The longest pause, and so the longest delay of a renewal once the server is back.
 const MAX_PAUSE: Duration = Duration::from_millis(250);
 
 /// A connection that lasted this long resets the pause.
@@ -120,6 +120,8 @@ impl Inner {
         }
         let mut changes = self.state.subscribe();
         self.requested.notify_one();
+        // `attempts` also counts failures: a caller gets the error of the attempt at once, and does not wait for its
+        // bound.
         let connected = changes.wait_for(|state| {
             state.connection.as_ref().is_some_and(|connection| !connection.is_closed()) || state.attempts > attempts
         });
@@ -145,8 +147,8 @@ fn disconnected() -> Error {
     Error::new(ErrorKind::Unavailable, "the connection broke before the request was sent")
 }
 
-/// Connects on request, and reconnects until it succeeds. With [`Role::CommandsAndPushes`] it also reconnects without a request.
-/// While it is connected, it sends the queued requests.
+/// Connects on request, and reconnects until it succeeds. With [`Role::CommandsAndPushes`] it also reconnects without a
+/// request. While it is connected, it sends the queued requests.
 async fn reconnect(manager: &Inner) {
     let mut pause = FIRST_PAUSE;
     manager.requested.notified().await;
@@ -192,6 +194,7 @@ async fn serve(manager: &Inner, connection: Arc<Connection>, mut driver: Driver)
         () = manager.batcher.flush(&manager.shared, &connection) => {}
     }
     manager.state.send_modify(|state| state.connection = None);
+    // Requests were queued when the connection closed. They must not wait for another caller to ask for a connection.
     if !manager.batcher.is_empty() {
         manager.requested.notify_one();
     }

@@ -1,8 +1,8 @@
 //! The channel on which a waiting caller gets its reply.
 //!
-//! The replies of a batch arrive at once. If each caller is woken on its own, tokio notifies other workers in the middle of it, and
-//! these contend for the same locks, which costs several context switches per call. So the wakers of the callers are collected and
-//! woken together, at the point where the runtime polls for I/O.
+//! The replies of a batch arrive at once. If each caller is woken on its own, tokio notifies other workers in the
+//! middle of it, and these contend for the same locks, which costs several context switches per call. So the wakers of
+//! the callers are collected and woken together, at the point where the runtime polls for I/O.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -90,8 +90,8 @@ impl Callers {
     pub(crate) fn wake_together(self) {
         if !self.0.is_empty() {
             let all = Waker::from(Arc::new(All(Mutex::new(self))));
-            // tokio wakes a yielding task at that point. This passes the callers' wakers in place of its own. Outside a runtime, they
-            // are woken at once.
+            // tokio wakes a yielding task at that point. This passes the callers' wakers in place of its own. Outside a
+            // runtime, they are woken at once.
             let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&all));
         }
     }

@@ -1,4 +1,4 @@
-//! The run of the server: what tells its present time as a primary from every earlier one, and how long it certainly lasts.
+//! The run of the server: an identity for its present time as a primary, and the minimal length of that time.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use leasehold_core::backend::restart::Reading;
 /// What `epoch.lua` reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct State {
-    /// The server's process.
+    /// Identifies the server's process.
     pub(crate) id: String,
     pub(crate) uptime: Duration,
-    /// Its clock.
+    /// The server's clock.
     pub(crate) now: Duration,
-    /// The epoch key.
+    /// The contents of the epoch key.
     pub(crate) key: String,
     pub(crate) is_replica: bool,
-    /// The replication history before its promotion; zeros if it was never promoted. Each promotion sets another one. The server forgets
-    /// it an hour after its last replica has left (`repl-backlog-ttl`).
+    /// The replication history before its promotion; zeros if it was never promoted. Each promotion sets another one.
+    /// The server forgets it an hour after its last replica has left (`repl-backlog-ttl`).
     pub(crate) former_history: String,
     /// It has sent or received a replication stream.
     pub(crate) has_replicated: bool,
@@ -26,15 +26,15 @@ impl State {
     /// What follows for a client that was last allowed to lock on the run `known`.
     pub(crate) fn reading(self, known: Option<&str>) -> Reading {
         let was_promoted = self.former_history.bytes().any(|byte| byte != b'0');
-        // A replica has been up for long when it is promoted. Only the uptime of a server that has always been alone tells since when no
-        // other one has granted a lock.
+        // A replica may have been up for long when it is promoted. Only the uptime of a server that has never
+        // replicated says for how long no other server has granted a lock.
         let uptime = (!was_promoted && !self.has_replicated).then_some(self.uptime);
         let run = match was_promoted {
             // A primary that became a replica and is promoted again has another run, in the same process.
             true => format!("{}~{}", self.id, self.former_history),
             false => {
                 let is_own = |run: &&str| run.split('~').next() == Some(&*self.id);
-                // It may have forgotten its promotion, which is no restart.
+                // The server may have forgotten its promotion. That is no restart, so the run keeps its name.
                 let own = [self.key.split(' ').nth(1), known].into_iter().flatten().find(is_own);
                 own.unwrap_or(&self.id).to_owned()
             }

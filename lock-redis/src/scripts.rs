@@ -1,5 +1,5 @@
-//! The Lua scripts. Each starts with the prelude and includes the library where it says so. Scripts for several locks also start with
-//! the batch part.
+//! The Lua scripts. Each starts with the prelude and includes the library where it says so. Scripts for several locks
+//! also start with the batch part.
 
 /// A script, and the digest by which the server finds it.
 #[derive(Debug)]

@@ -25,19 +25,22 @@ pub enum OnEviction {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The prefix of every key and channel. Default `leasehold:`. At most 100 bytes, no `{`, `}` and no control characters.
+    /// The prefix of every key and channel. Default `leasehold:`. At most 100 bytes, no `{`, `}` and no control
+    /// characters.
     pub prefix: String,
-    /// The upper bound of one call, including connecting. Default 1 s: a renewal at a third of the ttl can then fail several times before
-    /// a lease of 5 s is lost. 10 ms to 60 s.
+    /// The upper bound of one call, including connecting. Default 1 s: a renewal at a third of the ttl can then fail
+    /// several times before a lease of 5 s is lost. 10 ms to 60 s.
     pub timeout: Duration,
-    /// The upper bound of an attempt to connect, which goes on when the call that began it has ended. Default 10 s. 10 ms to 5 minutes.
+    /// The upper bound of an attempt to connect, which goes on when the call that began it has ended. Default 10 s.
+    /// 10 ms to 5 minutes.
     pub connect_timeout: Duration,
-    /// How long the record of a free lock is kept after the end of its last lease, with its last fencing token: at least this long, and
-    /// at most twice this and a ttl, because most writes leave the record's expiry unchanged. Default 10 minutes. Tokens keep their order
-    /// if the server's clock is set back by up to this much. A record takes about 150 bytes. 1 s to 365 days.
+    /// How long the record of a free lock is kept after the end of its last lease, with its last fencing token: at
+    /// least this long, and at most twice this and a ttl, because most writes leave the record's expiry unchanged.
+    /// Default 10 minutes. Tokens keep their order if the server's clock is set back by up to this much. A record takes
+    /// about 150 bytes. 1 s to 365 days.
     pub retention: Duration,
-    /// What to do after the server was restarted. `Trust` is for a server with `appendfsync always`, or resources that check the fencing
-    /// tokens.
+    /// What to do after the server was restarted. `Trust` is for a server with `appendfsync always`, or resources that
+    /// check the fencing tokens.
     pub on_restart: OnRestart,
     /// What to do if the server may evict keys.
     pub on_eviction: OnEviction,
@@ -164,9 +167,11 @@ pub(crate) fn open(info: redis::ConnectionInfo) -> Result<redis::Client> {
 ///
 /// - RESP3, because pushes and replies share a connection.
 /// - No delay (`TCP_NODELAY`): a renewal must not wait for more data.
-/// - Keepalive and user timeout: a connection to a host that is gone ends by itself, whether idle or waiting for a reply.
-/// - Linger 0: closing a socket resets it. Data that has not left this machine is not sent any more, and the server learns at once that
-///   nobody waits. Commands that have arrived still run. Only the tombstone of a withdrawn claim keeps them from taking effect.
+/// - Keepalive and user timeout: a connection to a host that is gone ends by itself, whether idle or waiting for a
+///   reply.
+/// - Linger 0: closing a socket resets it. Data that has not left this machine is not sent any more, and the server
+///   learns at once that the client is gone. Commands that have arrived still run. Only the tombstone of a withdrawn
+///   claim keeps them from taking effect.
 pub(crate) fn prepare(client: &redis::Client, timeout: Duration) -> Result<redis::Client> {
     use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
     let info = client.get_connection_info();
@@ -203,7 +208,8 @@ mod tests {
     #[test]
     fn a_url_carries_every_setting() {
         let (client, _, settings) = read_url(
-            "redis://u:p%40ss@localhost:7000/3?prefix=app%3A&timeout=250ms&connect_timeout=5s&retention=2h&restart=trust&eviction=warn",
+            "redis://u:p%40ss@localhost:7000/3?prefix=app%3A&timeout=250ms&connect_timeout=5s&retention=2h&\
+             restart=trust&eviction=warn",
         )
         .unwrap();
         let info = client.get_connection_info();

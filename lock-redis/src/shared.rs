@@ -15,7 +15,7 @@ use crate::settings::{self, Settings, TlsFiles};
 
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
-    /// As first read from the files.
+    /// With the files as first read.
     pub(crate) client: redis::Client,
     pub(crate) tls: TlsFiles,
     /// The address of the server, for errors and logs.

@@ -21,8 +21,8 @@ use crate::errors::Failure;
 /// How many bytes of the first reply are recorded. Errors at connect are shorter.
 const MAX_RECORDED: usize = 256;
 
-/// The task that reads and writes the socket. Dropping the driver ends it. With TLS, the client crate runs its own task and does not
-/// expose it.
+/// The task that reads and writes the socket. Dropping the driver ends it. With TLS, the client crate runs its own task
+/// and does not expose it.
 ///
 /// It is separate from the batcher's task. A single task would wake itself, and then another thread, for every request.
 pub(crate) struct Driver(Option<JoinHandle<()>>);
@@ -132,9 +132,9 @@ async fn connect_to(address: SocketAddr, settings: &TcpSettings) -> io::Result<T
     Ok(stream)
 }
 
-/// A socket that records the first bytes of the server. A server that accepts no client sends an error and closes at once. The client
-/// crate would fail on the write before it reads this error, and it drops all replies of a handshake that failed. So this type hides
-/// the failure of a write, and the next read finds the end of the connection.
+/// A socket that records the first bytes of the server. A server that accepts no client sends an error and closes at
+/// once. The client crate would fail on the write before it reads this error, and it drops all replies of a handshake
+/// that failed. So this type hides the failure of a write, and the next read finds the end of the connection.
 struct RecordingStream<S> {
     stream: S,
     /// The first bytes from the server.

@@ -26,8 +26,8 @@ impl Files {
         self.ca.is_none() && self.cert.is_none() && self.key.is_none()
     }
 
-    /// The same client with what the files contain now, because they may have been replaced. If they cannot be used, as in the middle of a
-    /// replacement, the contents from the start are.
+    /// The same client with the present contents of the files, which may have been replaced. If they cannot be used, as
+    /// in the middle of a replacement, this uses the contents from the start.
     pub(crate) async fn reload(&self, client: &Client) -> Client {
         if self.is_empty() {
             return client.clone();
@@ -36,7 +36,11 @@ impl Files {
         match tokio::task::spawn_blocking(move || files.client(info)).await {
             Ok(Ok(client)) => client,
             Ok(Err(error)) => {
-                tracing::warn!(backend = crate::errors::BACKEND, %error, "the TLS files as they were at the start are used");
+                tracing::warn!(
+                    backend = crate::errors::BACKEND,
+                    %error,
+                    "the TLS files as they were at the start are used"
+                );
                 client.clone()
             }
             Err(_) => client.clone(),
@@ -70,8 +74,8 @@ fn read(name: &str, path: &str) -> Result<Vec<u8>> {
         .map_err(|why| Error::invalid(format!("the file `{path}` of `{name}` cannot be read")).with_source(why))
 }
 
-/// Installs a crypto provider. Without it, the client crate panics at the first connection if the process has no provider, or several
-/// to choose from. A provider that the program installed earlier stays.
+/// Installs a crypto provider. Without it, the client crate panics at the first connection if the process has no
+/// provider, or several to choose from. A provider that the program installed earlier stays.
 fn provide_crypto() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }

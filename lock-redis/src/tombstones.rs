@@ -18,8 +18,8 @@ pub(crate) fn acquiring(claim: &Claim, ttl: Duration) {
     }
 }
 
-/// The ttl of the tombstone: the ttl of the claim, and at least [`WITHDRAWN_TTL`]. A late copy of the acquire would block the lock for
-/// as long.
+/// The ttl of the tombstone: the ttl of the claim, and at least [`WITHDRAWN_TTL`]. A late copy of the acquire would
+/// block the lock for that long.
 pub(crate) fn ttl_of(claim: &Claim) -> Duration {
     WITHDRAWN_TTL.max(Duration::from_millis(claim.slot::<LongTtl>().0.load(Ordering::Relaxed).into()))
 }

@@ -106,8 +106,8 @@ async fn the_minimal_permissions_are_sufficient_and_all_are_needed() {
     };
     everything().await.unwrap();
 
-    // Only a full server needs PEXPIREAT, and only another database needs SELECT. Without MGET and SETRANGE the scripts take a
-    // slower path.
+    // Only a full server needs PEXPIREAT, and only another database needs SELECT. Without MGET and SETRANGE the scripts
+    // take a slower path.
     for command in rules.split(' ').filter_map(|rule| rule.strip_prefix('+')) {
         if matches!(command, "pexpireat" | "select" | "mget" | "setrange") {
             continue;
@@ -228,8 +228,8 @@ async fn a_request_that_arrives_after_its_connection_is_gone_and_its_claim_was_w
     }
 }
 
-/// Acquires far more locks at once than fit into one batch. Returns the errors of the calls, and the longest time that a call took, minus
-/// the lag of the machine itself.
+/// Acquires far more locks at once than fit into one batch. Returns the errors of the calls, and the longest time that
+/// a call took, minus the lag of the machine itself.
 async fn acquire_many(backend: &Backend) -> (Vec<Option<ErrorKind>>, Duration) {
     let mut calls = tokio::task::JoinSet::new();
     for number in 0..600 {

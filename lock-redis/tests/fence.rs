@@ -47,7 +47,8 @@ async fn a_fenced_write_reads_the_record_and_none_of_the_users_values() {
     let server = Redis::start(&[]);
     let (backend, client) = client(&server).await;
     let guard = client.lock("files").ttl(Duration::from_secs(9)).acquire().await.unwrap();
-    // The keeper's connection reads the epoch key when it is opened, beside the test. The next renewal is three seconds away.
+    // The keeper's connection reads the epoch key when it is opened, beside the test. The next renewal is three seconds
+    // away.
     while client.stats().renewed == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -33,7 +33,10 @@ async fn a_lease_is_granted_renewed_and_released() {
 
     let held = backend.try_acquire(&bob, ms(30_000)).await.unwrap();
     assert!(
-        matches!(held, AcquireOutcome::Contended { retry_after } if retry_after > ms(25_000) && retry_after <= ms(30_000)),
+        matches!(
+            held,
+            AcquireOutcome::Contended { retry_after } if retry_after > ms(25_000) && retry_after <= ms(30_000)
+        ),
         "{held:?}"
     );
     assert_eq!(backend.release(&bob).await.unwrap(), ReleaseOutcome::NotHeld);

@@ -1,5 +1,5 @@
-//! Restarts without data. Nobody is granted a lock while an earlier holder may believe in its lease, whatever ttls other clients have
-//! used. The clients of another server are not affected.
+//! Restarts without data. Nobody is granted a lock while an earlier holder may believe in its lease, whatever ttls
+//! other clients have used. The clients of another server are not affected.
 
 mod support;
 
@@ -38,7 +38,8 @@ async fn granted_at(backend: &Backend, ttl: Duration) -> Instant {
     }
 }
 
-/// After an empty restart, a client acquires with a short ttl. It is not granted the lock before the holder's lease has ended.
+/// After an empty restart, a client acquires with a short ttl. It is not granted the lock before the holder's lease has
+/// ended.
 async fn after_an_empty_restart(before: Before, holder: Holder) {
     let mut server = Redis::start(&[]);
     let (mut ann, mut bob) = (server.backend("").await, server.backend("").await);

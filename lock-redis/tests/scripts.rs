@@ -1,4 +1,5 @@
-//! The scripts at the edges of their clocks: a server's clock behind the last token, a short retention, a server that has just started.
+//! The scripts at the edges of their clocks: a server's clock behind the last token, a short retention, a server that
+//! has just started.
 
 mod support;
 

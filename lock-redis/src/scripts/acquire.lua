@@ -1,10 +1,10 @@
--- Tries once to acquire each of several locks, all with the same ttl. Must not be called in quarantine. release.lua follows in the
--- same script, so that requests that wait for the connection share one call.
+-- Tries once to acquire each of several locks, all with the same ttl. Must not be called in quarantine. release.lua
+-- follows in the same script, so that requests that wait for the connection share one call.
 --
 -- KEYS[i]      the record of a lock, the acquires first
 -- ARGV[2]      owner 16 bytes, per lock
--- replies      for one lock: an entry of the list. For several: TIME in µs, a string with a status code per lock (the acquires
---              first), then the values of the codes that have one, in order:
+-- replies      for one lock: an entry of the list. For several: TIME in µs, a string with a status code per lock (the
+--              acquires first), then the values of the codes that have one, in order:
 --                n                            granted; the token is the TIME, and the place has the same number
 --                .                            the value is an entry of the list
 --              The list:
@@ -13,9 +13,11 @@
 --                {2, place, ms}               queued at this place; the holder's lease lasts for ms
 --                {3, 0, ms}                   held by another owner, and the request does not queue
 --                {4, 0, 0}                    withdrawn: this request came too late
---                error                        this lock is unchanged, except that a free lock may have gone to its queue
--- promises     A free lock goes to the oldest live place, and never past it. A repeated request of a claim that holds or waits sets the
---              deadline to at least now + ttl and returns the same place. A token is higher than all earlier ones.
+--                error                        this lock is unchanged, except that a free lock may have gone to its
+--                                             queue
+-- promises     A free lock goes to the oldest live place, and never past it. A repeated request of a claim that holds
+--              or waits sets the deadline to at least now + ttl and returns the same place. A token is higher than all
+--              earlier ones.
 
 ttl = ttl * 1000
 local owners, sub = ARGV[2], string.sub
@@ -23,10 +25,12 @@ local holder = acquires > 0 and sub(ARGV[1], at_channel + to_holder)
 for i = 1, acquires do
   local key, owner = KEYS[i], sub(owners, 16 * i - 15, 16 * i)
   local raw
+  -- A lock that is in the batch twice is read again, because the first request may have changed it.
   if raws and not seen[key] then
     raw, seen[key] = raws[i], true
   end
   if raw == nil then raw = call('GET', key) end
+  -- A missing record counts as an ordinary one that is free. That case needs no library.
   local head, deadline, kept, fence, tombstones, reply = 24641536, 0, 0, 0, 0, nil
   if raw then
     head = 0
@@ -39,7 +43,9 @@ for i = 1, acquires do
     local ok
     ok, reply = pcall(function()
       local it = lib.read(key) or lib.new(key)
+      -- A copy of a withdrawn claim's request that arrives late has no effect.
       if it.tombstones > now and redis.call('EXISTS', key .. ':t:' .. owner) == 1 then return {4, 0, 0} end
+      -- First: if the lease has ended, the lock belongs to the oldest live place, and this request must not pass it.
       lib.settle(it)
       if it.deadline <= now then
         fence, kept, tombstones = math.max(it.fence, it.places), it.kept, it.tombstones
@@ -62,10 +68,12 @@ for i = 1, acquires do
     if not ok then reply = lib.error_text(reply) end
   end
   if not reply then
+    -- At least TIME, so that tokens keep rising after the record was lost.
     fence, deadline = fence + 1, now + ttl
     if fence < now then fence = now end
     local need, head, done = (fence > deadline and fence or deadline) + retention, nil, nil
     if tombstones > need then need = tombstones end
+    -- `kept` reaches further than necessary, so that most writes can leave the expiry alone.
     local late = kept < need
     if late then kept = need + retention end
     if tombstones > now then

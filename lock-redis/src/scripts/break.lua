@@ -10,7 +10,9 @@ lib = (function()
 end)()
 local it = lib.read(KEYS[1])
 if not it or it.deadline <= now or it.fence ~= tonumber(ARGV[2]) then return false end
+-- Every later grant, also the one by `settle` below, gets a token above this one.
 local raised = math.max(it.fence + 1, now)
 it.fence, it.deadline, it.came_from_place = raised, 0, false
+-- If `settle` has granted the lock, it has written the record too.
 if lib.settle(it) or it.fence == raised then lib.write(it, true) end
 return raised

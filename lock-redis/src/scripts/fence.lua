@@ -1,4 +1,5 @@
--- Runs a script of the user only while the lease is current. That script is defined before the prelude, as `body(KEYS, ARGV)`.
+-- Runs a script of the user only while the lease is current. That script is defined before the prelude, as
+-- `body(KEYS, ARGV)`.
 --
 -- KEYS[1]      the record of the lock; the user's KEYS follow, with the lock's hash tag
 -- ARGV[2..]    owner, fencing token; the user's ARGV follow

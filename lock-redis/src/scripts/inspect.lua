@@ -3,8 +3,9 @@
 -- KEYS[i]      the record of a lock
 -- replies      TIME in µs, then one of these per lock:
 --                nil                              there is no record
---                {token, ms, holder, waiters}     the last fencing token (0 if there was none), the ms that the lease still lasts
---                                                 (0 if the lock is free), the last holder's information, the number of live places
+--                {token, ms, holder, waiters}     the last fencing token (0 if there was none), the ms that the lease
+--                                                 still lasts (0 if the lock is free), the last holder's information,
+--                                                 the number of live places
 --                error
 -- promises     Expired leases and places are not shown.
 

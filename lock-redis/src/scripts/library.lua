@@ -1,4 +1,5 @@
--- Everything except the ordinary record: the queue, tombstones and extended records. Included where a script says `--@ library.lua`.
+-- Everything except the ordinary record: the queue, tombstones and extended records. Included where a script says
+-- `--@ library.lua`.
 
 local call, sub, format, max = redis.call, string.sub, string.format, math.max
 local ORDINARY, EXTENDED = 24641536, 4
@@ -16,7 +17,8 @@ function lib.read(key)
     head, it.deadline, it.kept, it.fence, it.owner, at = unpack('>I4I8I8I8c16', raw)
     it.places, it.place = it.fence, it.fence
   elseif head >= ORDINARY + EXTENDED and head < ORDINARY + 2 * EXTENDED and #raw >= 68 then
-    head, it.deadline, it.kept, it.places, it.place, it.tombstones, it.fence, it.owner, at = unpack('>I4I8I8I8I8I8I8c16', raw)
+    head, it.deadline, it.kept, it.places, it.place, it.tombstones, it.fence, it.owner, at =
+      unpack('>I4I8I8I8I8I8I8c16', raw)
   else
     local version, kind = string.byte(raw, 1, 2)
     error('UNKNOWNFORMAT version ' .. tostring(version) .. ' kind ' .. tostring(kind), 0)
@@ -27,19 +29,20 @@ end
 
 -- A record for a lock that nobody has held.
 function lib.new(key)
-  return {key = key, queue = key .. ':q', holder = '', deadline = 0, fence = 0, kept = 0, places = 0, place = 0, tombstones = 0,
-    owner = string.rep('\0', 16), queued = false, came_from_place = false}
+  return {key = key, queue = key .. ':q', holder = '', deadline = 0, fence = 0, kept = 0, places = 0, place = 0,
+    tombstones = 0, owner = string.rep('\0', 16), queued = false, came_from_place = false}
 end
 
--- How long the server has to keep the record: `retention` after the lease, the token and now. Then neither a clock step nor a late
--- holder makes the tokens start over. A record with a queue is kept at least as long as a place.
+-- How long the server has to keep the record: `retention` after the lease, the token and now. Then neither a clock step
+-- nor a late holder makes the tokens start over. A record with a queue is kept at least as long as a place.
 local function needed(it)
   local stay = it.queued and max(retention, PLACE_TTL) or retention
   return max(max(it.deadline, it.fence, now) + stay, it.tombstones)
 end
 
--- Writes the record; with `even_if_full`, also on a full server. A full server refuses SET unless the script has written before. It does
--- not refuse PEXPIREAT. Without this, a full server would end every lease, and nobody could release one.
+-- Writes the record; with `even_if_full`, also on a full server. A full server refuses SET unless the script has
+-- written before. It does not refuse PEXPIREAT. Without this, a full server would end every lease, and nobody could
+-- release one.
 function lib.write(it, even_if_full)
   local need = needed(it)
   local late = it.kept < need
@@ -47,7 +50,8 @@ function lib.write(it, even_if_full)
   local raw
   if it.queued or it.came_from_place or it.places ~= it.fence or it.place ~= it.fence or it.tombstones > now then
     local flags = EXTENDED + (it.queued and 1 or 0) + (it.came_from_place and 2 or 0)
-    raw = pack('>I4I8I8I8I8I8I8c16', ORDINARY + flags, it.deadline, it.kept, it.places, it.place, it.tombstones, it.fence, it.owner)
+    raw = pack('>I4I8I8I8I8I8I8c16', ORDINARY + flags, it.deadline, it.kept, it.places, it.place, it.tombstones,
+      it.fence, it.owner)
   else
     raw = pack('>I4I8I8I8c16', ORDINARY, it.deadline, it.kept, it.fence, it.owner)
   end
@@ -66,11 +70,12 @@ function lib.delete_queue(it)
   it.queued = false
 end
 
--- Hands a free lock to the oldest live place and notifies its client. The place keeps its number and its own deadline, so all dead
--- waiters together delay the lock by at most one place ttl. Removes dead places on the way.
--- Returns true if the record has changed and is not written yet.
+-- Hands a free lock to the oldest live place and notifies its client. The place keeps its number and its own deadline,
+-- so all dead waiters together delay the lock by at most one place ttl. Removes dead places on the way. Returns true if
+-- the record has changed and is not written yet.
 function lib.settle(it)
   if not it.queued or it.deadline > now or grants ~= '1' then return false end
+  -- Without 'h' the queue has expired or was deleted, and has no places.
   local number = tonumber(call('HGET', it.queue, 'h') or it.places + 1)
   while number <= it.places do
     local field = format('%d', number)
@@ -78,7 +83,8 @@ function lib.settle(it)
     if entry then
       local owner, till, channel, at = unpack('>c16I8Bc0', entry)
       if till > now then
-        it.fence, it.owner, it.place, it.deadline, it.holder = max(it.fence + 1, now), owner, number, till, sub(entry, at)
+        it.fence, it.owner, it.place, it.deadline, it.holder =
+          max(it.fence + 1, now), owner, number, till, sub(entry, at)
         it.came_from_place = true
         if number == it.places then
           lib.delete_queue(it)
@@ -94,6 +100,7 @@ function lib.settle(it)
       call('HDEL', it.queue, field, 'o' .. owner)
       number = number + 1
     else
+      -- A gap of abandoned places: one step passes all of them.
       local last = call('HGET', it.queue, 's' .. field)
       if last then call('HDEL', it.queue, 's' .. field, 'e' .. last) end
       number = (tonumber(last) or number) + 1
@@ -103,7 +110,8 @@ function lib.settle(it)
   return true
 end
 
--- Notifies the client of the oldest place that the holder's lease ends earlier than it knows. Sends only the owner. Only a hint.
+-- Notifies the client of the oldest place that the holder's lease ends earlier than it knows. Sends only the owner.
+-- Only a hint.
 function lib.notify_head(it)
   local entry = it.queued and call('HGET', it.queue, call('HGET', it.queue, 'h') or '')
   if not entry then return end
@@ -111,8 +119,8 @@ function lib.notify_head(it)
   redis.pcall('PUBLISH', channel, owner)
 end
 
--- Removes a place. At the head, this advances the head. Behind the head, the place becomes a gap and merges with adjacent gaps, so a
--- handoff never scans abandoned places. Removing the last place deletes the queue.
+-- Removes a place. At the head, this advances the head. Behind the head, the place becomes a gap and merges with
+-- adjacent gaps, so a handoff never scans abandoned places. Removing the last place deletes the queue.
 function lib.drop_place(it, number, owner)
   local head, first, last = tonumber(call('HGET', it.queue, 'h')), tonumber(number), tonumber(number)
   call('HDEL', it.queue, number, 'o' .. owner)
@@ -136,8 +144,8 @@ function lib.drop_place(it, number, owner)
   end
 end
 
--- Finds the place of an owner: its number, its deadline and the rest of the entry. Returns nil if there is no live one. Removes a dead
--- one, so that the owner can get a new place at the end.
+-- Finds the place of an owner: its number, its deadline and the rest of the entry. Returns nil if there is no live one.
+-- Removes a dead one, so that the owner can get a new place at the end.
 function lib.find_place(it, owner)
   if not it.queued then return end
   local number = call('HGET', it.queue, 'o' .. owner)
@@ -152,6 +160,7 @@ end
 function lib.put_place(it, owner, number, till, ttl, rest)
   local deadline = max(till, now + math.min(ttl, PLACE_TTL))
   call('HSET', it.queue, number, pack('>c16I8', owner, deadline) .. rest, 'o' .. owner, number)
+  -- The places in a queue that is not written for this long are all dead.
   call('PEXPIRE', it.queue, '10000')
 end
 

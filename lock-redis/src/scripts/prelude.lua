@@ -3,8 +3,8 @@
 -- RECORD   KEYS[i], one string per lock, big endian:
 --            version u8 (1) | kind u8 ('x', exclusive) | flags u16 | deadline u64 | kept u64 |
 --            with any flag: places u64 | place u64 | tombstones u64 |
---            fence u64 | owner 16 bytes | holder information, at most 512 bytes, for people; includes the lock's name if the key has
---            only its digest
+--            fence u64 | owner 16 bytes | holder information, at most 512 bytes, for people; includes the lock's name
+--            if the key has only its digest
 --          flags       4: the three numbers follow; 1: the queue may have places; 2: the lease came from a place
 --          deadline    when the lease ends, µs of the server's clock; 0 after a release
 --          fence       the last fencing token
@@ -12,27 +12,28 @@
 --          places      the last place number that was assigned
 --          place       the place number of the lease
 --          tombstones  until when withdrawn owners may have a tombstone
---          Without flags, `places` and `place` equal the fence: a lease that never waited has its token as its place number. So the
---          numbers rise even after a record was lost. In a queue they count by one, so that a script can scan it.
+--          Without flags, `places` and `place` equal the fence: a lease that never waited has its token as its place
+--          number. So the numbers rise even after a record was lost. In a queue they count by one, so that a script can
+--          scan it.
 -- QUEUE    KEYS[i] .. ':q', a hash that exists only under contention:
 --            'h'            the lowest number that may be in use
 --            <number>       owner 16 bytes | deadline u64 | length of channel u8 | channel | holder information
 --            'o' .. owner   number
---            's' .. first   last    } the numbers of adjacent abandoned places, as one gap. A reader that does not know gaps scans the
---            'e' .. last    first   } numbers one by one
+--            's' .. first   last    } the numbers of adjacent abandoned places, as one gap. A reader that does not
+--            'e' .. last    first   } know gaps scans the numbers one by one
 -- TOMBSTONE  KEYS[i] .. ':t:' .. owner: this owner was withdrawn, and a late request of it must not take effect
 --
 -- The keys of a lock derive from KEYS[i] and share its hash tag, and therefore its slot.
 --
--- ARGV[1] of every script: retention u64 µs | number of acquires u16 | ttl u32 ms | '1' if new grants are allowed, '0' in quarantine |
--- 'q' if acquires queue, 'l' if not | length of channel u8 | the client's channel | holder information of the acquires.
--- The header of each script has the other arguments. Values per lock share one argument, because an argument costs as much as reading a
--- record. An error of one lock appears only in the reply for that lock.
+-- ARGV[1] of every script: retention u64 µs | number of acquires u16 | ttl u32 ms | '1' if new grants are allowed, '0'
+-- in quarantine | 'q' if acquires queue, 'l' if not | length of channel u8 | the client's channel | holder information
+-- of the acquires. The header of each script has the other arguments. Values per lock share one argument, because an
+-- argument costs as much as reading a record. An error of one lock appears only in the reply for that lock.
 --
--- The main chunk of a script handles only the ordinary record, which has no flags; 24641536 is its first four bytes. Everything else is
--- in library.lua, which a script creates on first use, because creating the functions and their shared variables costs more than the
--- whole ordinary case. For the same reason, the reply for a single lock has no table around it. Numbers for the server are passed as
--- strings, because the conversion costs a sixth of a write.
+-- The main chunk of a script handles only the ordinary record, which has no flags; 24641536 is its first four bytes.
+-- Everything else is in library.lua, which a script creates on first use, because creating the functions and their
+-- shared variables costs more than the whole ordinary case. For the same reason, the reply for a single lock has no
+-- table around it. Numbers for the server are passed as strings, because the conversion costs a sixth of a write.
 
 local call = redis.pcall
 local time = redis.call('TIME')

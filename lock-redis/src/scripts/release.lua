@@ -1,9 +1,12 @@
--- Ends each of several leases or places, and hands each lock that becomes free to the oldest live place. Follows acquire.lua.
+-- Ends each of several leases or places, and hands each lock that becomes free to the oldest live place. Follows
+-- acquire.lua.
 --
 -- KEYS[i]      the record of a lock, after those of the acquires
 -- ARGV[2]      owner 16 bytes, per lock
--- ARGV[3]      for each withdrawn owner: its number u16, from 1 | ttl of the tombstone, u32 ms. Omitted if there is none
--- replies      for one lock: an entry of the list. For several, they follow those of the acquires, with these status codes:
+-- ARGV[3]      for each withdrawn owner: its number u16, from 1 | ttl of the tombstone, u32 ms. Omitted if there is
+--              none
+-- replies      for one lock: an entry of the list. For several, they follow those of the acquires, with these status
+--              codes:
 --                r                            1
 --                f                            0
 --                .                            the value is an entry of the list
@@ -11,8 +14,8 @@
 --                1        the lease or place belonged to this owner and has ended
 --                0        this owner had neither
 --                error    this lock is unchanged, except that a free lock may have gone to its queue
--- promises     The token stays in the record. Leases and places of other owners are not affected. No request of a withdrawn owner that
---              is still in flight takes effect during the ttl of the tombstone.
+-- promises     The token stays in the record. Leases and places of other owners are not affected. No request of a
+--              withdrawn owner that is still in flight takes effect during the ttl of the tombstone.
 
 local withdrawn
 if ARGV[3] then
@@ -29,10 +32,12 @@ for i = acquires + 1, #KEYS do
     raw, seen[key] = raws[i], true
   end
   if raw == nil then raw = call('GET', key) end
+  -- The ordinary case. Without flags, the owner is at byte 29.
   if raw and not withdrawn and string.find(raw, owner, 29, true) == 29 then
     local head, deadline = unpack('>I4I8', raw)
     if head == 24641536 and deadline > now then
       -- The server keeps the record until `retention` after the lease, and so also after this earlier end.
+      -- A server that is full, or a user without the permission, refuses SETRANGE. The library has another way.
       if call('SETRANGE', key, '4', '\0\0\0\0\0\0\0\0') == #raw then reply = 1 end
     end
   end

@@ -1,10 +1,10 @@
 -- Renews each of several leases and places.
 --
 -- KEYS[i]      the record of a lock
--- ARGV[2]      per lock: place u64, as far as it is known | owner 16 bytes. One argument, because an argument costs as much as an
---              ordinary renewal without its write
--- ARGV[3]      for each lock with another ttl than in ARGV[1], or with a renewal that may shorten: its number u16, from 1 | ttl u32 ms |
---              'm' (at least) or 'e' (exactly)
+-- ARGV[2]      per lock: place u64, as far as it is known | owner 16 bytes. One argument, because an argument costs as
+--              much as an ordinary renewal without its write
+-- ARGV[3]      for each lock with another ttl than in ARGV[1], or with a renewal that may shorten: its number u16, from
+--              1 | ttl u32 ms | 'm' (at least) or 'e' (exactly)
 -- replies      TIME in µs, a string with a status code per lock, then the values of the codes that have some, in order:
 --                r        the lease was renewed
 --                g        the lease was renewed, and came from a place or has another number: place, fencing token
@@ -26,9 +26,11 @@ for i = 1, #KEYS do
   -- The ordinary case below may write a record twice, but always the same bytes.
   if raws and not seen[key] then raw = raws[i] end
   if raw == nil then raw = call('GET', key) end
+  -- The ordinary case: the client knows the place, and the record lives long enough. Place and owner are at byte 21.
   if raw and not exceptions[i] and find(raw, request, 21, true) == 21 then
     local head, deadline, kept, fence = unpack('>I4I8I8I8', raw)
-    if head == 24641536 and deadline > now and kept >= (fence > common_deadline and fence or common_deadline) + retention then
+    if head == 24641536 and deadline > now
+        and kept >= (fence > common_deadline and fence or common_deadline) + retention then
       code = 'r'
       -- Only eight bytes change.
       if common_deadline > deadline and call('SETRANGE', key, '4', packed) ~= #raw then code = nil end
@@ -47,12 +49,14 @@ for i = 1, #KEYS do
       local till = now + wanted * 1000
       local it = lib.read(key)
       if not it then return 'l' end
+      -- Any request hands the lock of a dead holder to its queue, so no waiter depends on the others.
       if lib.settle(it) then lib.write(it, true) end
       if it.owner == owner and it.deadline > now then
         local ends_sooner = extend == 'e' and till < it.deadline
         it.deadline = extend == 'e' and till or math.max(it.deadline, till)
         lib.write(it, true)
         if ends_sooner then lib.notify_head(it) end
+        -- 'g' also tells a client that its place has become a lease: it may have missed the message.
         if it.place == known and not it.came_from_place then return 'r' end
         return 'g', it.place, it.fence
       end
