@@ -12,8 +12,8 @@ use crate::pool::{Limit, Pool, RuntimePool, TEST_AFTER};
 use crate::session::SetUp;
 use crate::shared::Shared;
 
-/// As [`TEST_AFTER`], for other runtimes than the keeper's. So a caller seldom sees that a connection has ended, and
-/// calls in quick succession are not slower.
+/// [`TEST_AFTER`] for the runtimes of callers. It is short, because a call of theirs is not repeated and should seldom
+/// meet a connection that has ended. Calls in quick succession still need no test.
 const TEST_SOON: Duration = Duration::from_millis(10);
 
 /// The connections that both strategies use.
@@ -21,10 +21,10 @@ pub(crate) struct Connections {
     pub(crate) shared: Arc<Shared>,
     /// Acquires, releases and polls.
     pub(crate) calls: Arc<Pools>,
-    /// They have connections of their own: releases and withdrawals must not delay a renewal. With
-    /// `SELECT … FOR UPDATE`: of places.
+    /// Renewals. They have connections of their own, because releases and withdrawals must not delay them. With
+    /// `SELECT … FOR UPDATE`: queries about places.
     pub(crate) renewals: Arc<Pools>,
-    /// It connected before it was attached.
+    /// The client reached the server before it was attached.
     is_connected: AtomicBool,
 }
 
@@ -44,8 +44,8 @@ impl Connections {
         Ok(())
     }
 
-    /// Takes the handle to lock-core. Returns whether the server was there a moment ago, so that more connections can
-    /// be opened in advance.
+    /// Takes the handle to lock-core. Returns whether the client has just reached the server, so that more connections
+    /// can be opened in advance.
     pub(crate) fn attach(&self, core: &CoreHandle) -> bool {
         self.shared.core.attach(core.clone()) && self.is_connected.load(Ordering::Relaxed)
     }
@@ -57,7 +57,7 @@ pub(crate) struct Pools {
     pools: PerRuntime<RuntimePool>,
     set_up: SetUp,
     limit: Limit,
-    /// The keeper's runtime has opened one.
+    /// A connection of the keeper's runtime was opened in advance.
     is_warm: AtomicBool,
 }
 
@@ -87,7 +87,7 @@ impl Pools {
         }
         let (pool, until) = (self.pool_of(core.keeper_runtime()), self.shared.until());
         core.keeper_runtime().spawn(async move {
-            // A call that needs a connection opens it again, and has the error.
+            // The next call that needs a connection opens one itself, and reports the error.
             if let Ok(connection) = pool.checkout(until).await {
                 connection.put_back();
             }

@@ -42,8 +42,9 @@ impl Failure {
                 Some(reply) => Self::reply(reply),
                 None => Self::UnknownError(Error::new(ErrorKind::Indeterminate, UNKNOWN).with_source(reply)),
             },
-            // The client crate has no other name for it, and all errors of a handshake are of this kind, too. Those end
-            // with the next certificate of the server, and this one does not: a caller that waits would wait in vain.
+            // sqlx has no error of its own for this: every failed handshake of TLS is of the same kind. Those pass with
+            // the next certificate of the server, so a wait goes on. A server without TLS stays one, and the wait would
+            // be in vain.
             sqlx::Error::Tls(cause) if cause.to_string() == "server does not support TLS" => {
                 let text = "the server offers no TLS: set it up there, or switch it off (`tls=off` in the URL)";
                 Self::Refused(Error::new(ErrorKind::Unsupported, text))
@@ -68,7 +69,7 @@ impl Failure {
         match REFUSALS.iter().find(|(numbers, ..)| numbers.contains(&number)) {
             Some((_, kind, text)) => {
                 let error = Error::new(*kind, *text).with_source(cause);
-                // Other clients close their connections again.
+                // The limit passes when other clients disconnect, so a waiter keeps waiting.
                 Self::Refused(if TOO_MANY.contains(&number) { error.passing_by_itself() } else { error })
             }
             None => Self::UnknownError(Error::new(ErrorKind::Indeterminate, UNKNOWN).with_source(cause)),
@@ -224,8 +225,8 @@ const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
         (
             &[1231],
             Unsupported,
-            "the server refuses a setting of the connection: its own maximum (an option `maximum-…`) is lower than a lock \
-             needs",
+            "the server refuses a setting of the connection: its own maximum (an option `maximum-…`) is lower than a \
+             lock needs",
         ),
         (&[1665], Unsupported, "the server's `binlog_format` is STATEMENT: set it to ROW or MIXED"),
         (&[1064, 1305, 1193], Unsupported, "the server is too old: MySQL 8.0 or MariaDB 10.6 is needed"),

@@ -71,7 +71,7 @@ impl Idle {
         self.clear();
     }
 
-    /// Closes those that were idle for long, for ever.
+    /// Closes connections that were idle for too long. Never returns.
     pub(crate) async fn close_old(&self) {
         loop {
             let has_surplus = {

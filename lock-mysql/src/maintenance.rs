@@ -94,7 +94,10 @@ impl Maintenance {
             }
             Ok(None) => long,
             Err(failure) => {
-                tracing::debug!(target: "leasehold", backend = "mysql", ?failure, "the rows of free locks cannot be removed");
+                tracing::debug!(
+                    target: "leasehold", backend = "mysql", ?failure,
+                    "the rows of free locks cannot be removed"
+                );
                 long
             }
         }

@@ -148,7 +148,7 @@ impl Pool {
     }
 
     /// Tests a connection that was idle. The path may have forgotten it without a notice. So if the reply takes long,
-    /// another one is opened beside it, and the first of them is used. `None`: the server has closed it.
+    /// another connection is opened beside it, and the first that works is used. `None`: the server has closed it.
     async fn test(&self, mut session: Session, until: Instant) -> Result<Option<Session>, Failure> {
         let now = Instant::now();
         let replies = {
@@ -156,8 +156,8 @@ impl Pool {
             match timeout_at(now + until.saturating_duration_since(now) / 2, &mut replies).await {
                 Ok(replies) => replies,
                 Err(_) => {
-                    // Those that were forgotten with it are not tested: a claim of `for-update` takes connections of
-                    // two pools.
+                    // Other connections that were idle for as long are not tested one by one. A claim of `for-update`
+                    // takes connections of two pools, and two tests would use up its bound.
                     self.shared.doubt_used_before(now);
                     tokio::select! {
                         replies = &mut replies => replies,
@@ -177,7 +177,8 @@ impl Pool {
         match self.limit {
             Limit::Calls(size) => match timeout_at(until, self.permits.acquire()).await {
                 Ok(Ok(permit)) => Ok(permit),
-                // Not `Capacity`, which ends the wait of every waiter: the server is slow, and connections become free again.
+                // Not `Capacity`, which ends the wait of every waiter: the server is slow, and connections become free
+                // again.
                 Ok(Err(_)) | Err(_) => {
                     let text = format!("all {size} connections were in use (`connections` in the URL)");
                     Err(Error::new(ErrorKind::Unavailable, text))

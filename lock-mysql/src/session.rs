@@ -97,8 +97,8 @@ impl Session {
 async fn log_in(shared: &Shared, attempt: &Attempt<'_>) -> Result<MySqlConnection> {
     const LOG_IN: &str = "TCP, TLS and the log-in";
     let (options, failed) = (&shared.options, |error| Failure::to_connect(error, shared));
-    // A certificate is for a name, and the client crate would look for that of an address. It tries the addresses of a
-    // name one after the other. Nor has a Unix socket an address.
+    // A certificate is for a name, and sqlx would look for the address in it. So sqlx gets the name, and tries its
+    // addresses one after the other. A Unix socket has no address.
     if matches!(options.get_ssl_mode(), MySqlSslMode::VerifyIdentity) || options.get_socket().is_some() {
         return attempt.step(LOG_IN, MySqlConnection::connect_with(options)).await?.map_err(failed);
     }

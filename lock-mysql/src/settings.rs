@@ -52,8 +52,8 @@ pub enum Strategy {
 pub struct Settings {
     /// The upper bound of one call, including connecting. Default 1 s, 10 ms to 60 s.
     pub timeout: Duration,
-    /// The upper bound of an attempt to connect, which goes on when the call that began it has ended. Default 10 s. 10
-    /// ms to 5 minutes.
+    /// The upper bound of an attempt to connect, which goes on when the call that began it has ended. Default 10 s.
+    /// 10 ms to 5 minutes.
     pub connect_timeout: Duration,
     /// How old the token of a free lock is before its row is removed. Default 10 minutes. Tokens keep their order if
     /// the server's clock is set back by up to this much. 1 s to 365 days.
@@ -106,8 +106,8 @@ impl Settings {
             return Err(Error::invalid(format!("`keepalive` must be between 1s and 1h (got {:?})", self.keepalive)));
         }
         if self.strategy == Strategy::ForUpdate && self.on_restart != OnRestart::default() {
-            let text = "`restart` is for `strategy=row`: `strategy=for-update` waits after a restart for the ttl of the \
-                        last lease";
+            let text = "`restart` is for `strategy=row`: `strategy=for-update` waits after a restart for the ttl of \
+                        the last lease";
             return Err(Error::invalid(text));
         }
         Ok(self)
@@ -209,8 +209,8 @@ fn encrypted(
     };
     if !cfg!(feature = "tls") && !matches!(mode, MySqlSslMode::Disabled) {
         return Err(Error::invalid(
-            "TLS needs the feature `tls` of leasehold-mysql, which is `mysql-tls` of leasehold; `tls=off` in the URL does \
-             without",
+            "TLS needs the feature `tls` of leasehold-mysql, which is `mysql-tls` of leasehold; `tls=off` in the URL \
+             does without",
         ));
     }
     let mut options = options.ssl_mode(mode);

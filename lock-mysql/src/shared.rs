@@ -20,8 +20,8 @@ pub(crate) struct Shared {
     pub(crate) connecting: Connecting,
     pub(crate) lookups: Lookups,
     pub(crate) core: Attachment,
-    /// When a test was sent on a connection that was idle, and had no reply: the path has forgotten that connection,
-    /// and perhaps those that were last used before.
+    /// When the newest test was sent that had no reply, on a connection that was idle. The path has forgotten that
+    /// connection, and perhaps others that were last used before.
     doubt: Mutex<Option<Instant>>,
 }
 
@@ -49,7 +49,7 @@ impl Shared {
         Instant::now() + self.settings.timeout * LIST_BOUNDS
     }
 
-    /// A connection that was idle has no reply to a test that was sent then.
+    /// A test that was sent then, on a connection that was idle, has no reply.
     pub(crate) fn doubt_used_before(&self, sent: Instant) {
         *lock(&self.doubt) = Some(sent);
     }

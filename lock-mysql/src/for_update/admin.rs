@@ -77,11 +77,12 @@ impl ForUpdate {
 
     async fn try_break(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>, Failure> {
         let (until, of) = (self.until(), Statements::new(name));
-        // Refuses a row of another format.
+        // Refuses a row of another format, which the statements below would leave out silently.
         self.try_inspect(name).await?;
         let pool = self.connections.calls.pool()?;
         // Unless it is returned, the connection is closed, and the server rolls its transaction back.
         let mut connection = pool.checkout(until).await?;
+        // First the token, in a transaction that stays open: until it ends, no claim is granted the lock.
         let rows = connection.fetch_text(of.outdate(token.get()), until).await?;
         let row = rows.last().ok_or(Failure::UnexpectedReply)?;
         let (changed, raised, id): (i64, u64, u64) = (get(row, 0)?, get(row, 1)?, get(row, 2)?);
@@ -92,7 +93,7 @@ impl ForUpdate {
         };
         let ended = match ended {
             Ok(endpoint) => endpoint,
-            // The lease has ended before.
+            // The lease had ended already, so its token stays.
             Err(Failure::NoSuchConnection) => {
                 connection.execute_text(KEEP_TOKEN.to_owned(), until).await?;
                 connection.put_back();
@@ -103,6 +104,7 @@ impl ForUpdate {
             }
             Err(failure) => return Err(failure),
         };
+        // Only now, when the lease has certainly ended, does the raised token count.
         connection.execute_text(RAISE_TOKEN.to_owned(), until).await?;
         connection.put_back();
         fences::gone(&pool, &ended, until).await?;

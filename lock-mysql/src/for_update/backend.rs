@@ -30,7 +30,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 pub(crate) struct ForUpdate {
     pub(super) connections: Arc<Connections>,
-    /// Of claims that hold or wait: one connection for each, of the keeper's runtime.
+    /// One connection for each claim that holds or waits, of the keeper's runtime.
     leases: Arc<Pools>,
     maintenance: Arc<Maintenance>,
     last_place: AtomicU64,
@@ -74,11 +74,13 @@ impl ForUpdate {
             commands: received,
             connection: connection.clone(),
         };
+        // The lease ends with its connection, and must not depend on the caller's runtime, which may be shut down.
         let task = core.keeper_runtime().spawn(task.run(self.leases.clone())).abort_handle();
         Handle::new(seen, commands, connection, place, task)
     }
 
-    /// Ends the place of a claim that waits. Returns whether the task has ended it and kept its connection.
+    /// Cancels the statement of a claim that waits. Returns whether the task has ended the place and kept its
+    /// connection. Otherwise the connection has to be ended.
     async fn cancel(&self, handle: &Handle, until: Instant) -> Result<bool> {
         let Some(endpoint) = handle.connection.cancel() else { return Ok(false) };
         let pool = self.connections.calls.pool()?;
@@ -108,7 +110,7 @@ impl ForUpdate {
                 (Err(error), _) => RenewReply::Unknown(error.clone()),
                 (Ok(existing), Some(endpoint)) if existing.contains(&endpoint.id) => waiting(handle, request.ttl, sent),
                 (Ok(_), _) => {
-                    // Its connection waits for a reply that does not come.
+                    // The server has ended its connection. The task would wait for a reply that never comes.
                     handle.abandon();
                     RenewReply::Lost
                 }
@@ -147,6 +149,7 @@ impl LockBackend for ForUpdate {
     async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
         let (core, until) = (self.core()?, self.until());
         let slot = request.claim.slot::<Slot>();
+        // The claim was refused after it had waited, and the keeper acquires again to get this error.
         if let Some(refusal) = slot.handle().and_then(|former| former.connection.take_refusal()) {
             return Err(refusal);
         }
@@ -171,6 +174,7 @@ impl LockBackend for ForUpdate {
                 self.maintenance.acquired::<Self>(core);
                 let confirmation = match ran_before {
                     false => confirmation,
+                    // A repeated acquire: the lease is older than this request, and may be almost over.
                     true => renewed(&handle, request.ttl, until).await?,
                 };
                 Ok(AcquireOutcome::Granted(Grant::new(token, confirmation)))
@@ -238,7 +242,7 @@ impl LockBackend for ForUpdate {
                 _ => return Ok(ReleaseOutcome::NotHeld),
             }
         }
-        // A statement of the connection may be in flight.
+        // From here on, a statement of the claim may be in flight: it has to be cancelled, or its connection ended.
         let (stale, pool) = (slot.stale(), self.connections.calls.pool()?);
         let mut outcome = ReleaseOutcome::NotHeld;
         if let (Some(handle), Phase::Waiting) = (&handle, &phase)
@@ -247,7 +251,7 @@ impl LockBackend for ForUpdate {
             outcome = ReleaseOutcome::Released;
         } else if let Some(handle) = &handle {
             let existed = match handle.connection.condemn() {
-                // Before the task closes it: only then is it known whether it existed.
+                // Before the task closes it. Afterwards the server could not say whether it existed.
                 Some(endpoint) => fences::end(&pool, &endpoint, until).await,
                 None => Ok(false),
             };
@@ -256,11 +260,13 @@ impl LockBackend for ForUpdate {
                 outcome = ReleaseOutcome::Released;
             }
         }
+        // Connections of earlier tasks of this claim may still have locked the row.
         for endpoint in &stale {
             fences::end(&pool, endpoint, until).await?;
         }
         slot.ended(&stale);
         if let Some(handle) = &handle {
+            // An earlier call of release may have given up before its reply.
             if handle.connection.take_release() {
                 outcome = ReleaseOutcome::Released;
             }
@@ -318,7 +324,7 @@ async fn released(handle: &Handle, until: Instant) -> Result<ReleaseOutcome> {
         Ok(Ok(Ok(true))) => Ok(ReleaseOutcome::Released),
         Ok(Ok(Ok(false))) => Ok(ReleaseOutcome::NotHeld),
         Ok(Ok(Err(failure))) => Err(failure.into()),
-        // The lease has ended before.
+        // The task has ended, and the lease with it.
         Ok(Err(_)) => Ok(ReleaseOutcome::NotHeld),
         Err(_) => Err(Failure::TimedOut.into()),
     }

@@ -13,7 +13,7 @@ use crate::errors::Failure;
 use crate::pool::{Checkout, Pool};
 use crate::sql::get;
 
-/// A connection at the server. Its number alone is used again after a restart of the server.
+/// A connection at the server. The number alone is not enough: a server that was restarted uses numbers again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Endpoint {
     pub(super) id: u64,
@@ -25,8 +25,8 @@ pub(super) struct Endpoint {
 pub(super) struct Connection<'a> {
     checkout: Checkout<'a>,
     pub(super) endpoint: Endpoint,
-    /// When the server was started, in seconds since the Unix epoch by its wall clock. A step of that clock does not
-    /// change it.
+    /// When the server was started, in seconds since the Unix epoch by its wall clock. A step of that clock moves
+    /// `Uptime` too, and so does not change this.
     pub(super) started: u64,
     /// The server's uptime when the connection was opened, and when that was.
     uptime: (Duration, Instant),
@@ -68,7 +68,7 @@ impl<'a> Connection<'a> {
         Ok(Some(Self { endpoint, started, uptime, checkout }))
     }
 
-    /// For how long the server has run at least.
+    /// How long the server has run, at least.
     pub(super) fn uptime(&self) -> Duration {
         self.uptime.0 + self.uptime.1.elapsed()
     }
@@ -87,7 +87,8 @@ impl<'a> Connection<'a> {
         until: Instant,
     ) -> Result<bool, Failure> {
         let note = |row: &MySqlRow| {
-            // Of the first row. It is set as well, without harm, when the row is locked.
+            // The first row says which connection holds the lock. The row of the lock itself sets the flag too, which
+            // does no harm: the wait is over then.
             if matches!(get(row, 0), Ok(Some::<i64>(_))) {
                 is_used.store(true, Ordering::Relaxed);
             }

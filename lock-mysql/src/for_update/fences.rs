@@ -1,5 +1,5 @@
-//! The fencing tokens, and which connections exist. All on connections for calls, each statement a transaction of its
-//! own.
+//! Fencing tokens, and which connections exist. None of this runs on the connection of a lease: a rollback there would
+//! take the token back.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -68,14 +68,14 @@ pub(super) async fn lengthen(
     pool.execute_text(of.lengthen(token.get(), ttl), until).await.map(drop)
 }
 
-/// Whether a connection holds.
+/// Whether the connection with this number holds the lock.
 pub(super) async fn holds(pool: &Pool, of: &Statements, id: u64, until: Instant) -> Result<bool, Failure> {
     let rows = pool.fetch_text(of.holds(id), until).await?;
     Ok(get::<i64>(rows.first().ok_or(Failure::UnexpectedReply)?, 0)? == 1)
 }
 
-/// Returns `true` when the server shows that a connection waits for a row, and `false` if it does not within the time,
-/// or when the answer is not needed any more.
+/// Returns `true` as soon as the server shows that a connection waits for a row, and `false` when the time is over or
+/// the answer is not needed any more.
 pub(super) async fn waits(
     pool: &Pool,
     statement: String,
@@ -94,7 +94,7 @@ pub(super) async fn waits(
     Ok(false)
 }
 
-/// Those connections that exist.
+/// Which of these connections exist, by their numbers.
 pub(super) async fn existing(
     pool: &Pool,
     endpoints: impl Iterator<Item = &Endpoint> + Clone,
@@ -126,7 +126,7 @@ pub(super) async fn end(pool: &Pool, endpoint: &Endpoint, until: Instant) -> Res
     Ok(true)
 }
 
-/// Returns when the server has rolled the transaction of a connection back that was ended.
+/// Waits until the server has rolled back the transaction of a connection that was ended.
 pub(super) async fn gone(pool: &Pool, endpoint: &Endpoint, until: Instant) -> Result<(), Failure> {
     let mut pause = FIRST_PAUSE;
     while !existing(pool, std::iter::once(endpoint), until).await?.is_empty() {

@@ -17,9 +17,12 @@ use crate::errors::Failure;
 /// A lease.
 pub(super) struct Lease {
     token: FencingToken,
-    /// The ttl of the newest confirmation, the one that is recorded, and when the former began at the earliest.
+    /// The ttl of the newest confirmation.
     ttl: Duration,
+    /// The longest ttl that `leasehold_fences` has for this lease. After a restart of the server, the next grant waits
+    /// for it.
     recorded: Duration,
+    /// When the statement of the newest confirmation was sent.
     sent: (Stamp, Instant),
     /// The claim waited for it, and core may not know of the grant yet.
     waited: bool,
@@ -37,8 +40,9 @@ impl Lease {
         self.sent.1 + self.ttl
     }
 
-    /// When the connection must be used again, at the latest `keepalive` after its last use: a whole number of seconds
-    /// before the lease ends, so that a new `wait_timeout` ends it at the same time. `None`: the lease ends before.
+    /// When the connection must be used again: at most `keepalive` after its last use, and a whole number of seconds
+    /// before the lease ends, because `wait_timeout` has whole seconds and must end the connection together with the
+    /// lease. `None` if the lease ends before.
     fn next_use(&self, keepalive: Duration) -> Option<Instant> {
         let left = self.ends().checked_duration_since(self.used + keepalive)?;
         let seconds = whole_seconds(left);
@@ -70,6 +74,8 @@ impl Task {
                     if self.keep_warm(&mut connection, &mut lease).await.is_ok() {
                         continue;
                     }
+                    // With its connection, the server ends the lease. The holder learns of it now, and not only at its
+                    // next renewal.
                     self.over(Phase::Ended);
                     self.core.event(Event::Gone { owner: self.request.owner });
                     drop(connection);
@@ -94,7 +100,7 @@ impl Task {
                 }
                 Some(Command::Release { reply }) => {
                     let released = self.release(connection, &lease).await;
-                    // The caller may have given up. Its next call finds nothing, and the lease was not lost.
+                    // The caller may have given up. Its next call finds no lease, and must not take that for a loss.
                     if let Err(Ok(true)) = reply.send(released) {
                         self.connection.note_release();
                     }
@@ -111,7 +117,7 @@ impl Task {
     async fn keep_warm(&self, connection: &mut Connection<'_>, lease: &mut Lease) -> Result<(), Failure> {
         let now = Instant::now();
         let left = lease.ends().saturating_duration_since(now);
-        // Later than planned, if this process was paused.
+        // This may run late, if the process was paused.
         let seconds = whole_seconds(left).max(1);
         connection.execute(Statements::keep(seconds), lease.ends().max(self.until())).await?;
         (lease.timeout, lease.used) = (seconds, now);
@@ -125,10 +131,11 @@ impl Task {
         let done = connection.release(&statements, &was_held, || self.connection.may_return(), self.until()).await;
         self.over(Phase::Ended);
         let Err(failure) = done else { return Ok(true) };
-        // Only then is it certain that the row is unlocked.
+        // Only when the connection has ended is it certain that the row is unlocked.
         match (self.end_connection().await, failure) {
             (Some(true), _) => Ok(true),
             (Some(false), _) if was_held.load(Ordering::Relaxed) => Ok(true),
+            // The ttl was over before the release, so another claim may have held the lock.
             (_, _) if was_over => Ok(false),
             // The statements may have arrived.
             (_, failure @ Failure::TimedOut) | (None, failure) => Err(failure),
@@ -155,11 +162,12 @@ impl Task {
     ) -> Result<Option<Confirmation>, Failure> {
         let (statements, calls) = (&self.request.statements, self.connections.calls.pool()?);
         let (stamp, now) = (self.core.stamp(), Instant::now());
-        // A statement on the connection would shorten the lease.
+        // A renewal to this ttl would shorten the lease, so the server is only asked whether the lease is held.
         if lease.ends() >= now + ttl {
             let holds = fences::holds(&calls, statements, connection.endpoint.id, self.until()).await?;
             return Ok(holds.then(|| self.confirmation(ttl, stamp)));
         }
+        // First, because a restart of the server could otherwise end the wait for this lease too early.
         if ttl > lease.recorded {
             fences::lengthen(&calls, statements, lease.token, ttl.as_secs(), self.until()).await?;
             lease.recorded = ttl;

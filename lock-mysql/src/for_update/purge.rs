@@ -33,6 +33,7 @@ impl Purge for ForUpdate {
         let names = removable(&rows)?;
         let mut removed = 0;
         if !names.is_empty() {
+            // A claim that holds or is being granted the lock has locked its row, which is skipped.
             let free = connection.fetch(statements::lock_free(&names), until).await?;
             removed = free.len() as u64;
             let free = free.iter().map(|row| get(row, 0)).collect::<Result<Vec<Vec<u8>>, _>>()?;

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use super::connection::Endpoint;
 use crate::errors::Failure;
 
-/// How far the task of a claim is.
+/// The progress of a claim's task.
 #[derive(Clone, Debug)]
 pub(super) enum Phase {
     /// It tries to lock the row.
@@ -22,7 +22,7 @@ pub(super) enum Phase {
     Waiting,
     /// It has locked the row, and the token is raised.
     Held(FencingToken, Confirmation),
-    /// Another claim holds, and this one was not to wait. Or the server was restarted a short time ago.
+    /// Another claim holds, and this one does not wait. Or the server was restarted a short time ago.
     Contended(Duration),
     /// There is no lease.
     Failed(Error),
@@ -64,9 +64,9 @@ struct Owned {
     is_condemned: bool,
     /// The claim does not want the lock any more.
     is_cancelled: bool,
-    /// The task has released the lease, and no call has said so yet.
+    /// The task has released the lease, and no call has reported that yet.
     was_released: bool,
-    /// The server has refused the claim after it had waited, and no call has said so yet.
+    /// The server has refused the claim after it had waited, and no call has reported that yet.
     refusal: Option<Error>,
 }
 
@@ -118,25 +118,25 @@ impl Ownership {
         lock(&self.owned).was_released = true;
     }
 
-    /// Whether the task has released the lease, since the last call that said so.
+    /// Takes the note of a release, for the call that reports it.
     pub(super) fn take_release(&self) -> bool {
         std::mem::take(&mut lock(&self.owned).was_released)
     }
 
-    /// A claim that has waited gets this error. Returns whether it is refused: if its connection alone was at fault, it
-    /// may wait again.
+    /// Keeps this error for a claim that has waited. Returns whether the claim is refused: if its connection alone was
+    /// at fault, it may wait again.
     pub(super) fn note_refusal(&self, error: &Error) -> bool {
         let is_refused = !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Indeterminate);
         lock(&self.owned).refusal = is_refused.then(|| error.clone());
         is_refused
     }
 
-    /// Whether the claim is refused, and no call has said so yet.
+    /// Whether the claim is refused, and no call has reported that yet.
     pub(super) fn is_refused(&self) -> bool {
         lock(&self.owned).refusal.is_some()
     }
 
-    /// Why the claim was refused, since the last call that said so.
+    /// Takes the refusal, for the call that reports it.
     pub(super) fn take_refusal(&self) -> Option<Error> {
         lock(&self.owned).refusal.take()
     }

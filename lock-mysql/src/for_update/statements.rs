@@ -65,7 +65,7 @@ const SLICE: u64 = 1;
 /// How long a connection of the pool may be idle, in seconds.
 const IDLE: u64 = 3600;
 
-/// A higher token, at least the server's time in µs.
+/// The server's time in µs since the Unix epoch. No new token is lower.
 const NOW_MICROS: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
 /// The named lock of a lock in this database. Names of named locks have at most 64 characters and are those of the
@@ -134,12 +134,12 @@ impl Statements {
         )
     }
 
-    /// Starts the time again after which the server ends the connection.
+    /// Restarts the time after which the server ends the connection.
     pub(super) fn renew() -> String {
         "DO 0".to_owned()
     }
 
-    /// The server ends the connection, and with it the lease, when it hears nothing for so many seconds.
+    /// The server ends the connection, and with it the lease, when it hears nothing for `ttl` seconds.
     pub(super) fn keep(ttl: u64) -> String {
         format!("SET SESSION wait_timeout = {ttl}")
     }
@@ -183,7 +183,8 @@ impl Statements {
                 "INSERT INTO leasehold_fences (name, format, fence, ttl, started, holder) SELECT {name}, ",
                 this_format!(),
                 ", LAST_INSERT_ID({now}), {ttl}, {started}, {holder} FROM DUAL ",
-                "WHERE IS_USED_LOCK({named_lock}) = {id} AND COALESCE(@leasehold_wait, 0) = 0 AND @leasehold_strategy = '",
+                "WHERE IS_USED_LOCK({named_lock}) = {id} AND COALESCE(@leasehold_wait, 0) = 0 \
+                 AND @leasehold_strategy = '",
                 strategy::for_update!(),
                 "' ",
                 "ON DUPLICATE KEY UPDATE fence = CASE WHEN leasehold_fences.format <> ",
@@ -248,7 +249,8 @@ impl Statements {
         let name = &self.name;
         let wait = self.select().replace('%', "\\%").replace('_', "\\_").replace('\'', "''");
         format!(
-            "{STATE} WHERE f.name = {name}; SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE '{wait}'"
+            "{STATE} WHERE f.name = {name}; \
+             SELECT COUNT(*) FROM information_schema.processlist WHERE info LIKE '{wait}'"
         )
     }
 
@@ -280,8 +282,10 @@ impl Statements {
 pub(super) const STATE: &str = concat!(
     "SELECT f.format = ",
     this_format!(),
-    ", IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', f.name), 256), 40))) IS NOT NULL, f.fence, ",
-    "CAST(f.ttl * 1000 - COALESCE(/*M! p.time_ms + 0 * */ p.time * 1000, 0) AS SIGNED), f.holder, f.name, p.id IS NOT NULL ",
+    ", IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', f.name), 256), 40))) \
+     IS NOT NULL, f.fence, ",
+    "CAST(f.ttl * 1000 - COALESCE(/*M! p.time_ms + 0 * */ p.time * 1000, 0) AS SIGNED), f.holder, f.name, \
+     p.id IS NOT NULL ",
     "FROM leasehold_fences f LEFT JOIN information_schema.processlist p ",
     "ON p.id = IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', f.name), 256), 40)))"
 );
@@ -296,15 +300,16 @@ pub(super) fn list(prefix: &[u8], limit: u64) -> String {
 
 /// The numbers of locks that are held, and of rows.
 pub(super) const COUNT: &str = "SELECT COUNT(CASE WHEN \
-IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', name), 256), 40))) IS NOT NULL THEN 1 END), COUNT(*) \
-FROM leasehold_fences";
+IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', name), 256), 40))) \
+IS NOT NULL THEN 1 END), COUNT(*) FROM leasehold_fences";
 
 /// Whether the lease with this token is current. Locks the row of the token until the end of the transaction: others
 /// can read it, and nobody can raise it. Binds name, token, name, the connection.
 pub(crate) const FENCE: &str = concat!(
     "SELECT 1 FROM leasehold_fences WHERE name = ? AND fence = ? AND format = ",
     this_format!(),
-    " AND IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', ?), 256), 40))) = ? LOCK IN SHARE MODE"
+    " AND IS_USED_LOCK(CONCAT('leasehold:', LEFT(SHA2(CONCAT(CAST(DATABASE() AS BINARY), '/', ?), 256), 40))) = ? \
+     LOCK IN SHARE MODE"
 );
 
 /// The addresses of connections. A number is used again after a restart of the server; a number with an address is not.

@@ -182,8 +182,8 @@ impl Task {
         if let Ok(done) = tokio::time::timeout(SOON, &mut locked).await {
             return done;
         }
-        // The process list is asked only if no connection has the named lock yet: asking for each waiter took most of the
-        // server with 100 of them.
+        // The process list is asked only if no connection has the named lock yet: asking for each waiter took most of
+        // the server with 100 of them.
         if self.is_waiting() || is_used.load(Ordering::Relaxed) {
             self.has_place();
         } else {
@@ -230,7 +230,9 @@ impl Task {
                 ttl: ttl.as_secs(),
                 holder: holder.as_bytes(),
             };
+            // Both at once: the row is locked, so no other claim raises the token meanwhile.
             let raise = fences::raise(calls, statements.raise(&grantee), self.until());
+            // The validity counts from the statement that starts `wait_timeout`.
             let sent = (self.core.stamp(), Instant::now());
             let keep = connection.execute(Statements::keep(ttl.as_secs()), sent.1 + *ttl);
             let (kept, raised) = tokio::join!(keep, self.with_a_place_soon(raise));
@@ -243,6 +245,8 @@ impl Task {
                     let waited = self.is_waiting();
                     return Ok(Lease::new(token, *ttl, sent, waited));
                 }
+                // A restart of the server has ended the lease of a holder that may still trust it. The call can end
+                // while the claim has a place.
                 Ok(Raised::NotBefore(left)) if self.request.waits => {
                     self.has_place();
                     tokio::time::sleep(left.min(*place_ttl / 3)).await;
@@ -282,7 +286,10 @@ impl Task {
         match fences::end(&pool, &endpoint, self.until()).await {
             Ok(existed) => Some(existed),
             Err(failure) => {
-                tracing::debug!(target: "leasehold", backend = "mysql", ?failure, "the connection of a claim cannot be ended");
+                tracing::debug!(
+                    target: "leasehold", backend = "mysql", ?failure,
+                    "the connection of a claim cannot be ended"
+                );
                 None
             }
         }

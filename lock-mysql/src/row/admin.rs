@@ -55,6 +55,7 @@ impl RowLease {
     async fn try_break(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>, Failure> {
         let (until, pool) = (self.until(), self.rows.connections.calls.pool()?);
         let mut connection = strategy::checkout(&pool, until).await?;
+        // `BREAK` changes no row of another format. Its result would look like that of a lease that has ended.
         let rows = connection.fetch(sqlx::query(IS_READABLE).bind(bytes(name)), until).await?;
         if let Some(row) = rows.first()
             && get::<i64>(row, 0)? == 0

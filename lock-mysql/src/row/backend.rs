@@ -62,6 +62,7 @@ impl LockBackend for RowLease {
             Some(done) => done?,
             None => {
                 let done = self.rows.acquire(request, core, until).await?;
+                // It was granted the lock without its turn, so others can have the connection and the named lock.
                 if let (_, Acquired::Granted(_)) = done {
                     drop(wakeup::leave(&request.claim));
                 }
@@ -98,13 +99,14 @@ impl LockBackend for RowLease {
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let (claim, until) = (&request.claim, self.until());
-        // Dropped after the row is free, or the claim that is woken then would find the lock held.
+        // Dropped only when the row is free. Otherwise the claim that the named lock wakes would find the lock held.
         let turn = wakeup::leave(claim);
         let was_held = match (request.delivery, &turn) {
             (Delivery::Confirmed, Some(turn)) => {
                 self.rows.release(claim, turn.release(claim, until).await, until).await?
             }
             (Delivery::Confirmed, None) => self.rows.release(claim, None, until).await?,
+            // Not over the connection of the turn, which may still wait for the reply to the request in doubt.
             (Delivery::InDoubt, _) => self.rows.withdraw(claim, until).await?,
         };
         Ok(if was_held { ReleaseOutcome::Released } else { ReleaseOutcome::NotHeld })
@@ -158,8 +160,8 @@ const FAILOVER_TRUSTED: &str =
     "an asynchronous failover promotes a replica that has not seen the last writes (`restart=trust`)";
 const CRASH_TRUSTED: &str =
     "the server loses acknowledged writes in a crash (`innodb_flush_log_at_trx_commit` other than 1, `restart=trust`)";
-const TTL_LOST: &str = "a failover to a lagging replica, or a crash of a server whose \
-     `innodb_flush_log_at_trx_commit` is not 1, loses the first use of a ttl: clients then wait only for the longest ttl that they know and their own";
+const TTL_LOST: &str = "a failover to a lagging replica, or a crash of a server whose `innodb_flush_log_at_trx_commit` \
+     is not 1, loses the first use of a ttl: clients then wait only for the longest ttl that they know and their own";
 const UNKNOWN: &str = "the server is replaced by one whose table does not name it, and a client that never saw the \
      former one requests a lock before any client that did";
 const SPLIT: &str = "the former server still grants locks after a failover";

@@ -75,6 +75,7 @@ async fn read(
         if let Some(left) = state.starts_for().filter(|_| on_restart != OnRestart::Trust) {
             return Ok(Quarantine::new(Grants::After(left), Instant::now(), BACKEND, &shared.address));
         }
+        // The row has to name this server first, because the wait counts from when a client first saw it.
         change = state.note();
         if change.is_some() {
             continue;

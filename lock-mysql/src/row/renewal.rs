@@ -70,6 +70,7 @@ impl Renewals {
                         Some((index, reply)) => replies.put(index, reply),
                         None => return,
                     },
+                    // Whoever gets the mutex sends what all calls have queued, as in a group commit.
                     sending = self.sending.lock() => {
                         let mut waiting = std::mem::take(&mut *lock(&self.waiting));
                         // A call that has given up may be followed by the release of its claim, and that by nothing.
@@ -117,12 +118,15 @@ impl Renewals {
         let claims = || renewals.iter().map(|renewal| &renewal.request.claim);
         let names = claims().map(|claim| bytes(claim.name()));
         let text = renew_rows(names, claims().map(rows::owner), micros(ttl), policy == RenewPolicy::Exactly);
+        // After the quarantine was checked, which may take a round trip.
         let sent = core.stamp();
         let renewed = connection.fetch_text(text, until).await;
         connection.put_back();
         let renewed = were_renewed(&renewed?)?;
         for renewal in renewals {
             renewal.reply(match renewed.get(renewal.request.claim.owner()) {
+                // `None`: the claim does not hold its lock. `false`: it does, and another transaction has locked the
+                // row.
                 None => RenewReply::Lost,
                 Some(false) => RenewReply::Unknown(locked()),
                 Some(true) => RenewReply::Renewed(Confirmation { ttl, sent, place: PlaceNumber::NONE }),

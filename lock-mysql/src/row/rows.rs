@@ -31,7 +31,7 @@ pub(crate) enum Acquired {
     Granted(FencingToken),
     /// Another claim holds the lock for this long.
     Held(Duration),
-    /// A claim waits for the lock, and this one should do so, too.
+    /// Another claim waits for the lock, and this one should wait, too.
     Wanted,
     /// The claim was withdrawn before.
     Withdrawn,
@@ -72,6 +72,7 @@ impl Rows {
         let (claim, ttl) = (&request.claim, micros(request.ttl));
         let (owner, holder) = (owner(claim), claim.holder().encode(None));
         let holder = holder.as_bytes();
+        // The smaller statement first: see `released`.
         if self.released.take(claim.name()) {
             let statement = sqlx::query(statements::ACQUIRE_FREE)
                 .bind(owner)
@@ -85,8 +86,8 @@ impl Rows {
             if done.rows_affected() > 0 {
                 return Ok((sent, Acquired::Granted(FencingToken::new(done.last_insert_id()))));
             }
-            // A client that wants a lock again, which it has just released, would otherwise always be faster than the
-            // claims that poll.
+            // A client that wants the lock again which it has just released gives way to the claims that poll.
+            // Otherwise it would always be faster than they are.
             if request.on_contention == OnContention::Queue {
                 let rows = connection.fetch(sqlx::query(IS_WANTED).bind(bytes(claim.name())), until).await?;
                 if get::<i64>(rows.first().ok_or(Failure::UnexpectedReply)?, 0)? != 0 {
@@ -154,7 +155,7 @@ impl Rows {
         Ok(self.connections.calls.pool()?.execute(statement, until).await?.rows_affected() > 0)
     }
 
-    /// The same, and makes sure that a request of the claim that is still in flight has no effect.
+    /// Ends the lease of a claim, and makes sure that a request of it that is still in flight has no effect.
     pub(crate) async fn withdraw(&self, claim: &Claim, until: Instant) -> Result<bool, Failure> {
         let (owner, ttl) = (owner(claim), micros(WITHDRAWN_TTL));
         let statement = sqlx::query(statements::WITHDRAW)
@@ -174,7 +175,7 @@ impl Rows {
         }
     }
 
-    /// Those locks that are free.
+    /// Which of these locks are free.
     pub(crate) async fn free(&self, names: &[LockName], until: Instant) -> Result<Vec<LockName>, Failure> {
         let rows = self.connections.calls.pool()?.fetch_text(statements::held(names.iter().map(bytes)), until).await?;
         let held: HashSet<Vec<u8>> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, Failure>>()?;

@@ -28,7 +28,8 @@ macro_rules! row {
 /// Each of the comments is executed by either MySQL or MariaDB, which has no `server_uuid`. `Uptime` is the time of the
 /// statement minus that of the start, both in whole seconds, so the difference has the same value for the whole run.
 const READ: &str = "\
-SELECT LEFT(SHA2(CONCAT_WS('/', /*!80000 @@server_uuid */ /*M!100600 @@hostname, @@port, @@server_id, @@datadir */), 256), 32), \
+SELECT LEFT(SHA2(CONCAT_WS('/', /*!80000 @@server_uuid */ \
+/*M!100600 @@hostname, @@port, @@server_id, @@datadir */), 256), 32), \
 IF(@@innodb_flush_log_at_trx_commit = 1, NULL, CAST(UNIX_TIMESTAMP() - (SELECT variable_value FROM \
 /*!80000 performance_schema.global_status */ /*M!100600 information_schema.global_status */ \
 WHERE variable_name = 'Uptime') AS SIGNED)), CAST(@@read_only AS CHAR), \
@@ -128,13 +129,15 @@ impl State {
         let seen = literal(self.server.text().as_bytes());
         match &self.row {
             None => Some(format!(
-                "INSERT INTO leasehold_locks (name, format, owner, fence, expires_at, withdrawn, withdrawn_until, holder) \
-                 VALUES ('', '{}', '', 0, '1970-01-02', {seen}, UTC_TIMESTAMP(6), '') ON DUPLICATE KEY UPDATE name = name",
+                "INSERT INTO leasehold_locks (name, format, owner, fence, expires_at, withdrawn, withdrawn_until, \
+                 holder) VALUES ('', '{}', '', 0, '1970-01-02', {seen}, UTC_TIMESTAMP(6), '') \
+                 ON DUPLICATE KEY UPDATE name = name",
                 strategy::row!()
             )),
             Some(row) if row.seen != self.server.text().as_bytes() => Some(format!(
                 concat!(
-                    "UPDATE leasehold_locks SET withdrawn = {}, withdrawn_until = UTC_TIMESTAMP(6) WHERE withdrawn = {} AND ",
+                    "UPDATE leasehold_locks SET withdrawn = {}, withdrawn_until = UTC_TIMESTAMP(6) \
+                     WHERE withdrawn = {} AND ",
                     row!()
                 ),
                 seen,

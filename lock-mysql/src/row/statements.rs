@@ -158,7 +158,8 @@ pub(crate) const RELEASE: &str = release!("?", "?");
 ///
 /// Binds name, owner, ttl of the note; owner; owner, owner; ttl of the note; owner, owner.
 pub(crate) const WITHDRAW: &str = concat!(
-    "INSERT INTO leasehold_locks (name, format, owner, fence, expires_at, withdrawn, withdrawn_until, holder) VALUES (?, '1x', ",
+    "INSERT INTO leasehold_locks (name, format, owner, fence, expires_at, withdrawn, withdrawn_until, holder) \
+     VALUES (?, '1x', ",
     nobody!(),
     ", 0, ",
     released!(),
@@ -240,8 +241,8 @@ pub(crate) const BREAK: &str = concat!(
 /// How long a [`get_lock`] waits at most. A claim that waits longer is the last in the server's order again.
 pub(crate) const GET_LOCK_SECONDS: u64 = 2;
 
-/// Waits for the named lock of a lock: 1, or 0 after the time. Then as [`is_held`]. The
-/// server releases the named lock of a client that is silent, as one that was paused, after 10 s.
+/// Waits for the named lock of a lock. Returns 1, or 0 when the time is over. Then as [`is_held`]. With this
+/// `wait_timeout`, the server takes the named lock from a client that is silent for 10 s, as one that was paused.
 pub(crate) fn get_lock(name: &[u8]) -> String {
     format!(
         concat!(
@@ -274,8 +275,8 @@ pub(crate) fn release_both(name: &[u8], owner: &[u8]) -> String {
     format!("{release}; {}", release_lock(name))
 }
 
-/// Whether a row may be purged: the next token, which is at least the server's time, is higher than that of the row even
-/// if the clock is set back by up to the retention, in µs.
+/// Whether a row may be purged: the next token, which is at least the server's time, is higher than that of the row
+/// even if the clock is set back by up to the retention, in µs.
 fn may_be_purged(retention: u64) -> String {
     format!(
         concat!(

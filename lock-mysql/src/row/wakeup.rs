@@ -26,13 +26,13 @@ use crate::row::rows::{Acquired, Rows, owner};
 use crate::row::statements::{GET_LOCK_SECONDS, get_lock, is_held, release_both, release_lock};
 use crate::sql::{bytes, get};
 
-/// A lease that lasts for longer does without the named lock, and so without a connection. A chain of short leases needs
-/// no poll.
+/// A lease that lasts for longer does without the named lock, and so without a connection. A chain of short leases
+/// needs no poll.
 const KEPT_FOR: Duration = Duration::from_secs(1);
 
 /// How long a claim whose client has just released the lock leaves it to the claim that polls. Without it, that client
-/// always acquires the row before the next poll: of 80 processes that each hold a lock for 20 ms, 36 to 80 held it within
-/// a minute.
+/// always acquires the row before the next poll: of 80 processes that each hold a lock for 20 ms, 36 to 80 held it
+/// within a minute.
 pub(crate) const GIVES_WAY_FOR: Duration = Duration::from_millis(100);
 
 /// The pause between two polls: a hundredth of the time for which the claim has polled, within these bounds. With `n`
@@ -70,8 +70,8 @@ impl Turn {
         }
         let (reply, replied) = oneshot::channel();
         self.requests.send(request(reply)).ok()?;
-        // A poll without a reply may keep the task from the request. It is gone without a reply only with its runtime,
-        // which drops the connection with the request.
+        // A poll without a reply may keep the task from the request. The task drops the request without a reply only if
+        // its runtime ends, and the connection with it. So the request may have been sent.
         match timeout_at(until, replied).await {
             Ok(Ok(done)) => done,
             Ok(Err(_)) | Err(_) => Some(Err(Failure::TimedOut)),
@@ -141,6 +141,7 @@ impl Turns {
         if slot.as_ref().is_some_and(|turn| !turn.requests.is_closed()) {
             return;
         }
+        // Each turn needs a connection of its own. Claims beyond the limit are polled together.
         let Ok(permit) = self.permits.clone().try_acquire_owned() else { return };
         let name = claim.name().clone();
         let waiting = {
@@ -213,7 +214,8 @@ impl Task {
         let id = connection.id();
         let got = tokio::select! {
             got = wait(&mut connection, &self.name, &turns, &self.core) => got,
-            // The claim has left: a request is sent only if it has the named lock.
+            // The claim has left. Without the named lock the turn sends nothing on this channel, so it can only be
+            // closed.
             _ = self.requested.recv() => {
                 // The server does not notice that the connection of a statement that waits is closed.
                 drop(connection);
@@ -227,7 +229,10 @@ impl Task {
             }
             Err(failure) => {
                 let name = &self.name;
-                tracing::debug!(target: "leasehold", backend = "mysql", %name, ?failure, "a claim cannot wait for its named lock");
+                tracing::debug!(
+                    target: "leasehold", backend = "mysql", %name, ?failure,
+                    "a claim cannot wait for its named lock"
+                );
                 return turns.failed();
             }
         };

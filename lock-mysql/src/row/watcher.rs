@@ -78,7 +78,10 @@ async fn run(watcher: Arc<Watcher>, core: CoreHandle) {
             Ok(true) => MIN_PAUSE,
             Ok(false) => (pause * 5 / 4).min(MAX_PAUSE),
             Err(failure) => {
-                tracing::debug!(target: "leasehold", backend = "mysql", ?failure, "the locks that are waited for cannot be polled");
+                tracing::debug!(
+                    target: "leasehold", backend = "mysql", ?failure,
+                    "the locks that are waited for cannot be polled"
+                );
                 (pause * 2).min(MAX_PAUSE_AFTER_ERROR)
             }
         };
