@@ -13,10 +13,10 @@ fn main() {
     }
     if let Err(why) = try_protoc() {
         println!(
-            "cargo::error=the feature `etcd` needs `protoc` and its include files: {why}. On Debian and Ubuntu: apt-get install \
-             protobuf-compiler libprotobuf-dev. On macOS: brew install protobuf. Elsewhere: \
-             https://protobuf.dev/installation/. The environment variable PROTOC names another program, and PROTOC_INCLUDE the \
-             folder of its include files"
+            "cargo::error=the feature `etcd` needs `protoc` and its include files: {why}. On Debian and Ubuntu: \
+             apt-get install protobuf-compiler libprotobuf-dev. On macOS: brew install protobuf. Elsewhere: \
+             https://protobuf.dev/installation/. The environment variable PROTOC names another program, and \
+             PROTOC_INCLUDE the folder of its include files"
         );
     }
 }

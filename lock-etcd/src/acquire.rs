@@ -28,7 +28,7 @@ const FRESH: u32 = 24;
 /// A place is confirmed by a session whose newest confirmation is no older than this part of its ttl.
 const OLDEST: u32 = 3;
 
-/// What the key of a claim is created for.
+/// When the key of a claim is created.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum How {
     /// Only if the lock is free.
@@ -49,13 +49,13 @@ pub(crate) struct Attempt<'a> {
     pub(crate) until: Instant,
 }
 
-/// What the server has of the claim.
+/// What the server has for the claim: its key, or nothing because another claim holds the lock.
 enum Found {
     Key(Box<Key>),
     Held,
 }
 
-/// The key of the claim, in the reply to a request that was sent then.
+/// The key of the claim, as the reply to a request shows it that was sent at `sent`.
 struct Key {
     place: Place,
     is_first: bool,
@@ -70,8 +70,8 @@ impl Attempt<'_> {
         let queues = self.request.on_contention == OnContention::Queue;
         let mut pauses = Pauses::default();
         loop {
-            // A place has a shorter ttl than a long lease. Its session is opened when a lock is held by another claim,
-            // and ends by itself when none was for some time.
+            // A place has a shorter ttl than a long lease. Its session is opened only when another claim holds the
+            // lock, and ends by itself when it is not used.
             let places = match self.request.kind == LeaseKind::Kept && ttl > place_ttl {
                 true => self.inner.sessions.existing(place_ttl, self.core.stamp()),
                 false => None,
@@ -112,12 +112,14 @@ impl Attempt<'_> {
                     return Err(Failure::Refused(Error::withdrawn()));
                 }
             }
+            // Beside the transaction, because a grant needs a confirmation that is this young. An attempt that does not
+            // wait is likely to be refused, and sends none.
             if how == How::IfFree && self.request.on_contention == OnContention::Queue {
                 session.refresh(self.core.stamp(), ttl / FRESH, self.until);
             }
             let entry = self.inner.entry(claim, &session, places.as_deref());
             let sent = self.core.stamp();
-            // Not stale, also where it changes nothing: a transaction with a write goes through the log of the cluster.
+            // Never stale, even if it changes nothing: a transaction with a write goes through the log of the cluster.
             let reply = self.connections.send(self.until, |mut kv| {
                 let txn = match how {
                     How::IfFree => entry.enter_if_free(),
@@ -127,7 +129,7 @@ impl Attempt<'_> {
             });
             let reply = match self.slot().send(reply).await {
                 Ok(reply) => entry.entered(&reply)?,
-                // It does not say which one.
+                // One of the two sessions has ended, and the reply does not say which.
                 Err(Failure::NoLease) => {
                     self.inner.sessions.forget(&session);
                     places.take().inspect(|places| self.inner.sessions.forget(places));
@@ -148,11 +150,13 @@ impl Attempt<'_> {
                     let place = Place { key: entry.key.into_bytes(), revision, lease, value: Vec::new() };
                     return Ok(Found::Key(Box::new(Key { place, is_first, is_new: true, session, sent })));
                 }
+                // An earlier request of this claim, whose reply was lost, has created the key.
                 Entered::Unchanged { own: Some(place), first, .. } => {
                     let is_first = first.is_some_and(|first| first.revision == place.revision);
                     let session = self.slot().session_with(place.lease).ok_or(Failure::UnexpectedReply)?;
                     return Ok(Found::Key(Box::new(Key { place, is_first, is_new: false, session, sent })));
                 }
+                // Another claim holds the lock, or a session has another epoch than expected.
                 Entered::Unchanged { epochs, own: None, first } => {
                     let mut is_current = self.note_epoch(&session, entry.lease.epoch, epochs[0]);
                     if let (Some(session), Some(place)) = (&places, &entry.place) {
@@ -242,6 +246,7 @@ impl Attempt<'_> {
         let mut of_claim =
             ClaimKey { key: key.clone(), revision: place.revision, session, has_waited: !is_first, is_fixed };
         self.slot().set_key(of_claim.clone());
+        // A repeated acquire: the key is still in the session of places, or an earlier request had a shorter ttl.
         if !is_new && is_first && of_claim.session.ttl < self.request.ttl {
             let keeper = self.inner.keeper(self.core);
             let attached = attach(self.inner, self.core, &keeper, claim, &of_claim, self.request.ttl, self.until);
@@ -270,6 +275,7 @@ impl Attempt<'_> {
                 return Err(Failure::Unknown(error.with_kind(ErrorKind::Indeterminate)));
             }
         };
+        // A release that came meanwhile deletes the key. It must not be followed by a grant.
         if self.slot().is_withdrawn() {
             return Err(Failure::Refused(Error::withdrawn()));
         }

@@ -32,8 +32,8 @@ struct Leases {
 }
 
 impl Leases {
-    /// What is left at most: the server counts in whole seconds. May be stale: a leader that was replaced and does not
-    /// know it replies from memory. It is only shown.
+    /// What is left at most, because the server counts in whole seconds. May be stale: a leader that was replaced and
+    /// does not know it replies from memory. It is only shown.
     async fn left(&mut self, lease: i64) -> Result<Duration, Failure> {
         if let Some(left) = self.left.get(&lease) {
             return Ok(*left);

@@ -75,6 +75,7 @@ pub(crate) async fn attach(
                 return Ok(Some(attached));
             }
             Attached::Gone => return Ok(None),
+            // The epoch key has ended with its etcd lease.
             Attached::Epoch(epoch) if epoch < entry.lease.epoch => inner.sessions.forget(&session),
             Attached::Epoch(epoch) => session.note_epoch(epoch),
         }

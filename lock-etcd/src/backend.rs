@@ -84,6 +84,7 @@ impl LockBackend for EtcdBackend {
         let inner = &self.inner;
         if inner.shared.core.attach(core.clone()) {
             let keeper = inner.keeper(&core);
+            // Sessions and watches use the keeper's connection. The first acquire need not wait until it is open.
             keeper.warm_up();
             let task = core.keeper_runtime().spawn(inner.watcher.clone().run(keeper, core.clone()));
             *lock(&self.watching) = Some(task.abort_handle());
@@ -94,7 +95,7 @@ impl LockBackend for EtcdBackend {
         let inner = &self.inner;
         let (core, until) = (inner.shared.core.core()?, inner.shared.until());
         let (connections, begin) = (inner.caller()?, core.stamp());
-        // While the session is opened on the other connection.
+        // Connects on the caller's runtime while the keeper's opens the session.
         connections.warm_up();
         let attempt = Attempt { inner, core, connections, request, begin, until };
         Ok(attempt.run().await?)

@@ -1,4 +1,4 @@
-//! The promises of an etcd, and their limits.
+//! What an etcd cluster promises, and the limits.
 
 use std::time::Duration;
 
@@ -43,5 +43,5 @@ const DELETED: &str =
     "somebody deletes the claim's key or revokes its etcd lease: the holder learns of it at once while it is connected";
 const RESTORED: &str =
     "the cluster is restored from a snapshot, or replaced by an empty one: tokens start again from an earlier revision";
-const STALLED: &str = "a server with a known defect of leases: a leader that stalled and was replaced revokes leases early (before 3.4.31 and \
-     3.5.13)";
+const STALLED: &str = "a server with a known defect of leases: a leader that stalled and was replaced revokes leases \
+     early (before 3.4.31 and 3.5.13)";

@@ -14,8 +14,8 @@ use crate::errors::{Failure, not_connected};
 use crate::health::Health;
 use crate::shared::Shared;
 
-/// A request runs at most for so long after its caller has given up. It is not cancelled before: the server may have
-/// begun with it, and the client crate need not handle a future that is dropped.
+/// How long a request goes on after its caller has given up. It is not cancelled at once: the server may have begun
+/// with it, and the client crate may not handle a future that is dropped.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// The most requests in flight. The server gains nothing from more, and each would take longer than its bound.

@@ -180,7 +180,8 @@ impl Connections {
         let mut attempts = JoinSet::new();
         let (mut asked, mut last, mut pauses, retry_until) = (0, None, Pauses::default(), self.retry_until(until));
         let members = self.shared.members.all().len();
-        // The path may have forgotten an idle connection, so another one is opened beside the request.
+        // The path may have forgotten an idle connection, so another one is opened beside the request. The preferred
+        // member may then be asked twice.
         let is_idle = lock(&self.state).usable().is_some_and(|current| current.health.is_idle());
         let (may_ask, patience) = match is_idle {
             true => (members + 1, self.shared.test()),
@@ -218,6 +219,7 @@ impl Connections {
                 return Err(last.unwrap_or(Failure::TimedOut));
             }
             if attempts.is_empty() {
+                // A single member that cannot be connected to is down. More attempts would only use up the bound.
                 let is_down = !self.shared.members.are_several() && last.as_ref().is_some_and(is_not_sent);
                 if is_down || Instant::now() >= retry_until {
                     return Err(last.unwrap_or(Failure::TimedOut));
@@ -255,6 +257,8 @@ impl Connections {
                 Ok(reply) => return Ok((connection, reply)),
                 Err(failure) => {
                     self.failed(&connection, &failure);
+                    // The token of the log-in may have expired. A new connection logs in again, but only once: a server
+                    // that refuses each token would otherwise be asked without end.
                     if !matches!(failure, Failure::Token(_)) || std::mem::replace(&mut is_refused, true) {
                         return Err(failure);
                     }

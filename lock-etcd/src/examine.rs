@@ -88,7 +88,8 @@ fn versions(states: &[StatusResponse]) -> Check {
     let status = match versions.iter().all(|version| is_fixed(version)) {
         true => CheckStatus::Ok,
         false => CheckStatus::Warning(
-            "these versions can revoke a lease early, or confirm one that was revoked: use 3.4.38, 3.5.23, 3.6.5 or later"
+            "these versions can revoke a lease early, or confirm one that was revoked: use 3.4.38, 3.5.23, 3.6.5 or \
+             later"
                 .to_owned(),
         ),
     };
@@ -109,8 +110,8 @@ fn user(user: Option<&String>, locks: &Check) -> Check {
     match user {
         Some(user) => Check::new("user", user.clone(), CheckStatus::Ok),
         None if locks.status == CheckStatus::Ok => {
-            let hint = "anyone who reaches the members, with a certificate that they accept, may take and break every lock: set up the \
-                        user that `leasehold acl etcd` prints, and write it into the URL";
+            let hint = "anyone who reaches the members, with a certificate that they accept, may take and break every \
+                        lock: set up the user that `leasehold acl etcd` prints, and write it into the URL";
             Check::new("user", "none", CheckStatus::Warning(hint.to_owned()))
         }
         None => Check::new("user", "none", CheckStatus::Ok),

@@ -10,7 +10,10 @@ use crate::slot::Slot;
 /// writes, so the late write of a holder that was paused has no effect.
 ///
 /// ```no_run
-/// # async fn example(client: leasehold_etcd::etcd_client::Client, guard: leasehold_core::LockGuard) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn example(
+/// #     client: leasehold_etcd::etcd_client::Client,
+/// #     guard: leasehold_core::LockGuard,
+/// # ) -> Result<(), Box<dyn std::error::Error>> {
 /// use leasehold_etcd::etcd_client::{Txn, TxnOp};
 ///
 /// let write = Txn::new()

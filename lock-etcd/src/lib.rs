@@ -9,7 +9,8 @@
 // - Queue: the keys of a name, ordered by create revision. The first key holds the lock, and its create revision is the
 //   fencing token. All claims of a client with the same ttl share one etcd lease, their session (`sessions.rs`).
 // - Acquire (`acquire.rs`) is one transaction (`transactions.rs`):
-//     if    the epoch of the session is the expected one, and the queue is empty (to wait: the own key is absent instead)
+//     if    the epoch of the session is the expected one, and the queue is empty (a claim that waits: its own key is
+//           absent)
 //     then  put the own key, read the first key of the queue
 //     else  read the epoch, the own key and the first key
 //   The ttl counts from before the newest confirmed keep-alive was sent: a key in a session that is about to end is not

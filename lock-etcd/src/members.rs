@@ -58,15 +58,15 @@ impl Member {
         Ok(Self { address, endpoint, files: tls.filter(|files| files.is_any()).cloned() })
     }
 
-    /// How to connect until then, if a ping may later stay without a reply for `silence`.
+    /// How to connect by `until`. A connection whose ping has no reply for `silence` counts as broken.
     pub(crate) async fn endpoint(&self, until: Instant, silence: Duration) -> Endpoint {
         let endpoint = self.reload().await.unwrap_or_else(|| self.endpoint.clone());
         let bound = until.saturating_duration_since(Instant::now());
         endpoint.connect_timeout(bound).keep_alive_timeout(silence)
     }
 
-    /// The endpoint with what the files contain now, because they may have been replaced. `None` without files, and if
-    /// they cannot be used, as in the middle of a replacement: their contents from the start are then.
+    /// The endpoint with the present contents of the files, which may have been replaced. `None` if there are no files,
+    /// or if they cannot be used, as in the middle of a replacement: the caller then uses the contents from the start.
     async fn reload(&self) -> Option<Endpoint> {
         let (files, endpoint) = (self.files.clone()?, self.endpoint.clone());
         tokio::task::spawn_blocking(move || encrypted(endpoint, &files)).await.ok()?.ok()

@@ -3,8 +3,8 @@
 //!
 //! A watch begins at the present revision and is followed by a read. A read that began after the watch was created has
 //! every key that the watch will not deliver. Changes that the watch delivered before the read arrived are applied to
-//! it by their revisions. A watch of the key before the own one would begin at a revision that has passed, and the server
-//! serves such watches only every 100 ms.
+//! it by their revisions. A watch of the key before the own one would begin at a revision that has passed, and the
+//! server serves such watches only every 100 ms.
 //!
 //! **A claim is first only after its own key has been delivered**: a mirror that lags behind does not yet have the keys
 //! of others that were there before it.
@@ -20,7 +20,7 @@ pub(crate) struct Member<T> {
     pub(crate) revision: i64,
     /// The server has granted it the lock, as far as this client knows.
     pub(crate) holds: bool,
-    /// What decisions about it are for.
+    /// Returned with every decision about the claim.
     pub(crate) of: T,
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct Mirror<T> {
     applied: i64,
     /// Changes that arrived before the read.
     early: Vec<Change>,
-    /// A claim of this client had to wait, since the client had none.
+    /// A claim of this client had to wait, at any time since the client had no claim here.
     is_contended: bool,
 }
 
@@ -186,7 +186,7 @@ impl<T: Clone> Mirror<T> {
 
     /// Applies a change, unless the read included it.
     fn apply(&mut self, change: Change) {
-        // One transaction may change several keys.
+        // Not compared with `applied`: one transaction may change several keys, all at one revision.
         if change.revision() <= self.read_at {
             return;
         }
@@ -227,6 +227,7 @@ impl<T: Clone> Mirror<T> {
     }
 
     fn decide(&mut self) -> Vec<Decision<T>> {
+        // Before the queue was read, a key that is not known may still exist.
         if !matches!(self.phase, Phase::Live(_)) {
             return Vec::new();
         }

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 const SHORTEST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_millis(250);
 
-/// What has gone well for so long does not fail in a row.
+/// A failure that comes this long after the last pause begins a new row.
 const CALM: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ impl Pauses {
             _ => SHORTEST,
         };
         self.last = Some((now, pause));
-        // Many clients may have lost the same server.
+        // Many clients may have lost the same server. They must not come back at the same time.
         now + pause.mul_f64(rand::random_range(0.5..1.0))
     }
 

@@ -19,8 +19,9 @@ pub(crate) async fn release(inner: &Arc<Inner>, request: &ReleaseRequest) -> Res
     let core = inner.shared.core.core().map_err(Failure::NotSent)?;
     let connections = inner.caller().map_err(Failure::NotSent)?;
     let slot = Slot::of(claim);
-    // Its end is no loss.
+    // First, so that its own end is not reported as a loss.
     inner.watcher.remove(claim);
+    // Before anything is sent: an acquire that is still running must create no key after the withdrawal.
     if request.delivery == Delivery::InDoubt {
         slot.withdraw();
     }

@@ -51,7 +51,7 @@ pub(crate) async fn renew(
             continue;
         };
         // May be stale: the watch of a member that lags behind. A lease whose keep-alive is confirmed still has its
-        // key, unless somebody has deleted that by hand, which the watch will say.
+        // key, unless an operator has deleted the key, which the watch will report.
         let position = inner.watcher.position(request.claim.name(), request.claim.owner());
         key.session.refresh(begin, age_of(&key, position), until);
         let item = Item { index, request: request.clone(), key, position };
@@ -125,6 +125,7 @@ impl Call {
                 replies.put(item.index, lost(&self.inner, &item.request.claim));
                 continue;
             }
+            // The claim holds, and its key is still in a session with a shorter ttl.
             if item.position == Position::First && item.key.session.ttl < item.request.ttl {
                 ready.spawn(self.clone().prolong(item));
                 continue;

@@ -24,8 +24,8 @@ const LONGEST_PREFIX: usize = 256;
 pub struct Settings {
     /// The longest that one call takes, connecting included. Default 1 s, 10 ms to 60 s. URL: `timeout=`.
     pub timeout: Duration,
-    /// The longest that an attempt to connect takes: it goes on when the call that began it has ended. Default 10 s, 10
-    /// ms to 5 minutes. URL: `connect_timeout=`.
+    /// The longest that an attempt to connect takes: it goes on when the call that began it has ended. Default 10 s,
+    /// 10 ms to 5 minutes. URL: `connect_timeout=`.
     pub connect_timeout: Duration,
     /// What every key begins with, before a `/`. Default `leasehold`. It is the path of a URL.
     pub prefix: String,

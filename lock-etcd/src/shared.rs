@@ -10,16 +10,15 @@ use crate::members::Members;
 use crate::settings::{Settings, Target};
 use crate::transactions::MostOperations;
 
-/// A request that may be sent to several members gets this part of the bound of a call for each, with three members or
-/// more.
+/// The most parts into which a request that may be sent to several members divides the bound of a call.
 const ATTEMPTS: u32 = 3;
 
 /// For how many bounds of a call the first attempt to connect to the only member goes on. It takes several round trips,
-/// and beginning anew costs an overloaded server more than its reply. If there are several members, those that have
+/// and starting again costs an overloaded server more than its reply. If there are several members, those that have
 /// failed are tried again sooner.
 const PATIENCE: u32 = 5;
 
-/// This part of the bound of a call is left for a connection that was idle.
+/// A connection that was idle has this part of the bound of a call to reply.
 const TESTS: u32 = 8;
 
 pub(crate) struct Shared {

@@ -25,7 +25,7 @@ struct State {
     is_absent: bool,
     /// How many requests that change the key have no reply.
     unanswered: u32,
-    /// A deletion has deleted the key, and no release has said so yet.
+    /// A deletion has deleted the key, and no release has reported that yet.
     was_deleted: bool,
 }
 
@@ -71,7 +71,7 @@ impl Slot {
         lock(&self.0).was_deleted = true;
     }
 
-    /// Whether a deletion has deleted the key, since the last release that said so.
+    /// Takes the note of a deletion, for the release that reports it.
     pub(crate) fn take_deletion(&self) -> bool {
         std::mem::take(&mut lock(&self.0).was_deleted)
     }

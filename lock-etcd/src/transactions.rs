@@ -107,7 +107,7 @@ impl Entry {
     }
 
     fn is_free(&self) -> Compare {
-        // Of each key in the range, so of none.
+        // The server compares each key in the range, so the condition holds only if there is none.
         Compare::create_revision(self.queue.as_str(), CompareOp::Equal, 0).with_range(range_end(&self.queue))
     }
 

@@ -82,12 +82,12 @@ impl WatchStream {
         let _ = self.outgoing.send(request);
     }
 
-    /// The next message. Safe to drop.
+    /// The next message. Cancel safe.
     pub(crate) async fn next(&mut self) -> Result<Incoming, Failure> {
         match self.incoming.message().await {
             Ok(Some(message)) => {
                 self.connection.health.note_reply();
-                // A watch that was refused has no number. Which one it was is known only after all have been opened
+                // A watch that was refused has no number, so it is not known which one it was. All of them are opened
                 // again.
                 if message.canceled() && message.watch_id() < 0 {
                     let text = format!("the server refuses a watch: {}", message.cancel_reason());

@@ -24,8 +24,8 @@ use crate::slot::Slot;
 use crate::transactions;
 use crate::watch_stream::{Incoming, Outgoing, WatchStream};
 
-/// A lock that is released sooner than this after its grant is mostly not watched at all. If no other lock was watched at
-/// once in that time, one is: a client with a single lock learns of its loss at once.
+/// A lock that is released sooner than this after its grant is mostly not watched at all. If no other lock was watched
+/// at once in that time, one is: a client with a single lock learns of its loss at once.
 const SHORT_HOLD: Duration = Duration::from_millis(20);
 
 /// A contended lock is watched for so long after the client's last claim has ended. The next claim then has its place
@@ -148,9 +148,12 @@ impl Watcher {
         let mut reads: Option<Reading> = None;
         loop {
             let next = self.send_requests(&stream, &connections.shared.keys);
+            // One at a time: the queues whose watches open meanwhile share the next read.
             if reads.is_none() {
                 reads = self.begin_reads(connections);
             }
+            // Nothing reports a path that was forgotten, and a quiet queue sends nothing either. So a silent stream is
+            // asked for its progress.
             let silent_at = match asked {
                 None => heard + SILENCE,
                 Some(asked) => asked + bound,
@@ -169,6 +172,7 @@ impl Watcher {
                     match read {
                         Ok(Ok(read)) => carry_out(core, self.read(read)),
                         Ok(Err((queues, Failure::TooManyOperations(_)))) if queues.len() > 1 => {
+                            // The server allows fewer operations in a transaction. Smaller reads follow.
                             connections.shared.most_operations.refused(queues.len());
                             lock(&self.state).to_read.extend(queues);
                         }
@@ -214,6 +218,7 @@ impl Watcher {
         let Some(Queue { mirror, pauses, .. }) = state.queues.get_mut(&name) else { return Vec::new() };
         match message {
             Incoming::Created(_) => {
+                // Read only now: a change after the read is then certain to come by the watch.
                 if mirror.created(watch) {
                     state.to_read.push((name, watch));
                 }
@@ -222,6 +227,7 @@ impl Watcher {
             Incoming::Cancelled(_) => {
                 mirror.closed();
                 state.watches.remove(&watch);
+                // A server that always refuses must not be asked in a tight loop.
                 let at = pauses.next(Instant::now());
                 state.watch_later(at, name);
                 Vec::new()
