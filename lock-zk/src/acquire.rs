@@ -43,6 +43,7 @@ struct Entered {
 impl Attempt<'_> {
     pub(crate) async fn run(&self) -> Result<AcquireOutcome, Failure> {
         let slot = self.slot();
+        // Two acquires of one claim at once would create two nodes.
         let Ok(_serial) = timeout_at(self.until, slot.serial.lock()).await else {
             return Err(Failure::TimedOut.not_sent());
         };
@@ -50,6 +51,8 @@ impl Attempt<'_> {
             if slot.is_withdrawn() {
                 return Err(Failure::Refused(Error::withdrawn()));
             }
+            // Requests of an earlier call may have created a node, and had no reply. That node is found before another
+            // one is created.
             if slot.node().is_none() {
                 for session in slot.in_doubt() {
                     self.recover(&session).await?;
@@ -60,6 +63,7 @@ impl Attempt<'_> {
                 None => {
                     let opened = self.inner.session(self.core, self.request.ttl, self.until).await;
                     let session = opened.map_err(Failure::not_sent)?;
+                    // Before a node is created: the lease would end sooner than its holder expects.
                     if session.ttl() < self.request.ttl {
                         return Err(Failure::Refused(too_long(self.request.ttl, session.ttl())));
                     }
@@ -93,7 +97,7 @@ impl Attempt<'_> {
         &self.request.claim
     }
 
-    /// When the lease ends by itself.
+    /// When the lease ends by itself. Only a lease that is not renewed does so.
     fn ends(&self, sent: Stamp, session: &Session) -> Option<Stamp> {
         (self.request.kind == LeaseKind::Fixed).then(|| sent.plus(session.ttl()))
     }
@@ -102,11 +106,12 @@ impl Attempt<'_> {
     async fn enter(&self, session: &Arc<Session>) -> Result<Option<AcquireOutcome>, Failure> {
         let (slot, shared) = (self.slot(), &self.inner.shared);
         let lock: Arc<str> = shared.nodes.lock(self.claim().name()).into();
-        // The first request of this client for a lock creates its node, too.
+        // A refused attempt costs a read, and no write.
         if self.request.on_contention == OnContention::Fail && self.is_held(session, &lock).await? {
             return Ok(Some(AcquireOutcome::Contended { retry_after: self.request.ttl / 3 }));
         }
         let link = session.link(self.until).await?;
+        // The first request of this client for a lock also creates the lock's node.
         let (mut has_parent, mut has_root) = (self.inner.known.contains(&lock), true);
         loop {
             let Entered { created, listed, sent } = self.send(session, &link, &lock, has_parent).await?;
@@ -124,6 +129,7 @@ impl Attempt<'_> {
                     create_root(shared, &link, self.until).await.map_err(Failure::not_sent)?;
                     continue;
                 }
+                // In doubt: the node may have been created.
                 Err(failure @ (Failure::Disconnected(_) | Failure::TimedOut | Failure::UnexpectedReply)) => {
                     return Err(failure);
                 }
@@ -193,6 +199,7 @@ impl Attempt<'_> {
         let (container, node) =
             (CreateMode::Container.with_acls(acls), CreateMode::EphemeralSequential.with_acls(acls));
         let sent = self.core.stamp();
+        // Nothing was sent yet, so nothing is in doubt.
         if link.is_closed() {
             return Err(link.not_sent());
         }
@@ -257,6 +264,8 @@ impl Attempt<'_> {
                 Ok(None)
             }
             Position::First => {
+                // A lease that is not renewed counts from the request that created its node. Its session may live
+                // longer.
                 let confirmation = match node.is_fixed() && is_new {
                     true => node.created_by(),
                     false => node.confirmation(),
@@ -273,6 +282,7 @@ impl Attempt<'_> {
                 Ok(Some(AcquireOutcome::Contended { retry_after: self.request.ttl / 3 }))
             }
             Position::Behind(before) => {
+                // A repeated acquire finds the task that the first one has started.
                 if !slot.has_task() {
                     turn::wait(self.inner, self.core, claim, &node, before);
                 }
@@ -320,7 +330,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Finds the node of an earlier call that had no reply. A node of another session does not count.
+    /// Finds the node of an earlier call that had no reply. Other nodes of the claim do not count, and are deleted.
     async fn recover(&self, session: &Arc<Session>) -> Result<(), Failure> {
         let (slot, claim) = (self.slot(), self.claim());
         let (lock, prefix): (Arc<str>, _) = (self.inner.shared.nodes.lock(claim.name()).into(), slot.prefix());
@@ -333,8 +343,8 @@ impl Attempt<'_> {
         let link = session.link(self.until).await.map_err(Failure::in_doubt)?;
         for name in names {
             let path = format!("{lock}/{name}");
-            // Another link than that of the list is no older. What it does not show is gone, and deleting it does no
-            // harm.
+            // This may be another link than that of the list, but it is no older. What it does not show is gone, and
+            // deleting it does no harm.
             let found = link.call(|client| client.check_stat(&path), self.until).await.map_err(Failure::in_doubt)?;
             let is_own = found.filter(|stat| stat.ephemeral_owner == session.number() && slot.node().is_none());
             let Some(stat) = is_own else {

@@ -32,7 +32,7 @@ impl Activity {
         if self.acknowledged.back().is_none_or(|last| last.plus(self.tick / 8) <= sent) {
             self.acknowledged.push_back(sent);
         }
-        // No write is older. Of those before it, only the last one counts.
+        // No write that still waits for its reply is older. Of those before it, only the last one counts.
         let old_enough = sent.minus(self.tick + self.bound);
         while self.acknowledged.get(1).is_some_and(|next| *next <= old_enough) {
             self.acknowledged.pop_front();

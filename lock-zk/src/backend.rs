@@ -53,7 +53,7 @@ impl ZkBackend {
         let (shared, until) = (&self.inner.shared, self.inner.shared.until());
         let link = self.any_link(READER, until).await?;
         let root = shared.nodes.root();
-        // It may be old: only the permission counts.
+        // The list may be stale: only the permission counts.
         let listed = link.call(|client| client.list_children(root), until).await;
         tokio::spawn(Arc::new(link).close());
         match listed {

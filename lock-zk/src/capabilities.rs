@@ -1,4 +1,4 @@
-//! The promises of a ZooKeeper, and their limits.
+//! What ZooKeeper promises, and the limits.
 
 use std::time::Duration;
 

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::slot::{Node, Slot};
 
-/// A lock that is held for no longer is not watched, and pays for no request of a watch.
+/// A lock that is held for no longer is not watched, which saves the request.
 const SHORT_HOLD: Duration = Duration::from_millis(20);
 
 /// The leases whose nodes are to be watched soon.
@@ -42,7 +42,7 @@ impl Delayed {
     /// The next step. `None` ends the task.
     pub(crate) fn next(&self) -> Option<Next> {
         let mut state = lock(&self.0);
-        // A lease that was released takes no time.
+        // Leases that were released meanwhile are skipped.
         while state.due.front().is_some_and(|(_, claim, node)| !Slot::of(claim).has(node)) {
             state.due.pop_front();
         }

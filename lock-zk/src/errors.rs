@@ -130,7 +130,8 @@ pub(crate) fn other_format() -> Error {
 /// The servers end a session sooner than a lease of this ttl.
 pub(crate) fn too_long(ttl: Duration, longest: Duration) -> Error {
     Error::invalid(format!(
-        "the servers grant leases of at most {longest:?}, and the ttl is {ttl:?}: shorten it, or raise their `maxSessionTimeout`"
+        "the servers grant leases of at most {longest:?}, and the ttl is {ttl:?}: shorten it, or raise their \
+         `maxSessionTimeout`"
     ))
 }
 

@@ -16,7 +16,7 @@ use crate::backend::ZkBackend;
 use crate::errors::Failure;
 use crate::nodes::is_lock;
 
-/// A session with such a ttl gets the shortest that a lock can have, or the longest that the server gives.
+/// The ttls of two sessions that ask for the limits: the shortest that a lock can have, and more than any server gives.
 const SHORT: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_millis(i32::MAX as u64);
 
@@ -117,7 +117,8 @@ fn is_new_enough(version: &str) -> bool {
 fn session_limits(shortest: Duration, longest: Duration, tick: Duration) -> Check {
     let more = tick * 2;
     let found = format!(
-        "leases of at most {:?}: the servers end a session after {shortest:?} to {longest:?}, and its leases end two of `tick` before",
+        "leases of at most {:?}: the servers end a session after {shortest:?} to {longest:?}, and its leases end two \
+         of `tick` before",
         longest.saturating_sub(more)
     );
     let default = leasehold_core::defaults::DEFAULT_TTL;
@@ -186,8 +187,8 @@ impl ZkBackend {
 fn status_if(is_open: bool) -> CheckStatus {
     match is_open {
         true => CheckStatus::Warning(
-            "anyone who reaches the servers may take and break every lock: set the permissions that `leasehold acl zk` prints, and \
-             write the user into the URL"
+            "anyone who reaches the servers may take and break every lock: set the permissions that `leasehold acl zk` \
+             prints, and write the user into the URL"
                 .to_owned(),
         ),
         false => CheckStatus::Ok,

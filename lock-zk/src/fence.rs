@@ -44,7 +44,10 @@ impl std::fmt::Debug for Fence {
 /// the late write of a holder that was paused has no effect.
 ///
 /// ```no_run
-/// # async fn example(client: leasehold_zk::zookeeper_client::Client, guard: leasehold_core::LockGuard) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn example(
+/// #     client: leasehold_zk::zookeeper_client::Client,
+/// #     guard: leasehold_core::LockGuard,
+/// # ) -> Result<(), Box<dyn std::error::Error>> {
 /// let mut multi = client.new_multi_writer();
 /// leasehold_zk::fence(&guard)?.check(&mut multi)?;
 /// multi.add_set_data("/accounts/7", b"120", None)?;

@@ -50,7 +50,7 @@ pub(crate) enum NoLink {
 }
 
 impl Link {
-    /// Connects to a server, for a new session or to continue one. `sent` is the time of now.
+    /// Connects to a server, for a new session or to continue one. `sent` is the time just before this call.
     pub(crate) async fn open(
         shared: &Shared,
         server: usize,

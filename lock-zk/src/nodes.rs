@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `<root>` | nothing | persistent |
 //! | `<root>/<name>` | `1` | container: the server deletes it when it has had children and has none |
-//! | `<root>/<name>/<claim>-<number>` | `1`, a tab, the ttl in milliseconds, a tab, who holds or waits | ephemeral and sequential |
+//! | `<root>/<name>/<claim>-<number>` | `1`, a tab, the ttl in ms, a tab, who holds or waits | ephemeral, sequential |
 //! | `<root>/.session-<session>` | `1` | ephemeral |
 //!
 //! - `<name>` is the name of the lock, percent-encoded. `<claim>` is a random number of a claim, `<session>` the number

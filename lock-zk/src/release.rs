@@ -46,9 +46,10 @@ async fn delete_nodes(inner: &Inner, request: &ReleaseRequest, until: Instant) -
         return Ok(was_held);
     }
     let Some(node) = slot.node() else { return Ok(false) };
-    // Its end is no loss.
+    // First, so that its own end is not reported as a loss.
     slot.forget_node(claim);
-    // Others wait behind a claim that has waited, mostly. The transaction costs more than a deletion.
+    // Behind a claim that has waited, others mostly wait as well. Without them, a deletion costs less than the
+    // transaction.
     let deletion = if node.stage == Stage::HoldsAfterWait { Deletion::HandOver } else { Deletion::Plain };
     let deleted = delete_own(claim, &node.session, &node.path(), deletion, until).await;
     if deleted.is_err() {

@@ -52,6 +52,7 @@ pub(crate) async fn renew(
         let since = call.since(&node);
         node.session.refresh(call.begin, call.begin.since(since), until);
         let item = Item { index, request: request.clone(), node };
+        // Each place has to look at its queue. The leases of a session share one confirmation.
         if item.node.stage == Stage::Waits {
             let call = call.clone();
             ready.spawn(async move { vec![(item.index, call.place(&item).await)] });
@@ -120,6 +121,7 @@ impl Call {
                 let Some(is_new) = Slot::of(claim).hold(&item.node, stage, item.node.confirmation()) else {
                     return RenewReply::Lost;
                 };
+                // The read has found the grant before the task that watches the queue did.
                 if is_new {
                     turn::begin_hold(&self.inner, &self.core, claim, &item.node);
                 }

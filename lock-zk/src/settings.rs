@@ -27,8 +27,8 @@ const LONGEST_TICK: Duration = Duration::from_secs(60);
 pub struct Settings {
     /// The longest that one call takes, connecting included. Default 1 s, 10 ms to 60 s. URL: `timeout=`.
     pub timeout: Duration,
-    /// The longest that an attempt to connect takes: it goes on when the call that began it has ended. Default 10 s, 10
-    /// ms to 5 minutes. URL: `connect_timeout=`.
+    /// The longest that an attempt to connect takes: it goes on when the call that began it has ended. Default 10 s,
+    /// 10 ms to 5 minutes. URL: `connect_timeout=`.
     pub connect_timeout: Duration,
     /// The `tickTime` of the servers, or more. A session lasts two of them longer than its leases, because the leader
     /// learns within a tick what a client did. Default 2 s, as that of a server. URL: `tick=`.

@@ -26,7 +26,7 @@ struct State {
     /// Each session with a request to create a node that has no reply.
     in_doubt: Vec<Arc<Session>>,
     node: Option<Node>,
-    /// A deletion has deleted its node, and no release has said so yet.
+    /// A deletion has deleted its node, and no release has reported that yet.
     was_deleted: bool,
     /// The task that waits for the turn of the claim, or for the end of a lease that is not renewed.
     task: Option<AbortHandle>,
@@ -200,7 +200,7 @@ impl Slot {
         lock(&self.state).was_deleted = true;
     }
 
-    /// Whether a deletion has deleted the node, since the last release that said so.
+    /// Takes the note of a deletion, for the release that reports it.
     pub(crate) fn take_deletion(&self) -> bool {
         std::mem::take(&mut lock(&self.state).was_deleted)
     }

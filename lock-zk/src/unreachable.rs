@@ -8,13 +8,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// The time for this within the bound of a call.
+/// How long this may take, within the bound of the call.
 const BOUND: Duration = Duration::from_millis(300);
 
 /// A server that has too many connections closes one as soon as it is open.
 const CLOSED_WITHIN: Duration = Duration::from_millis(50);
 
-/// What no server exceeds that is asked for its state.
+/// No server's reply about its state is longer.
 const LONGEST_REPLY: u64 = 4096;
 
 /// The first byte of an alert of TLS.

@@ -31,11 +31,14 @@ impl Session {
             }
             if self.has_ended() {
                 self.report_gone();
+                // A confirmed close frees the locks of the session at once. Otherwise it lasts at the server until that
+                // ends it, or until it can be closed over another link.
                 return match link.close().await {
                     true => self.expired(),
                     false => self.end_at_server().await,
                 };
             }
+            // The link is broken or silent, and the session is continued elsewhere before the server ends it.
             link.kill();
             self.shared.leave_server(link.server());
             self.become_down();
@@ -180,8 +183,8 @@ impl Session {
     /// is over.
     ///
     /// If replies are lost, an attempt to connect before that end prolongs the session. So no pause is shorter than the
-    /// ttl of the session, and the tick in which the server ends it. With random pauses from three quarters of that on, at
-    /// least one of 48 clients prolonged its session in most runs.
+    /// ttl of the session, and the tick in which the server ends it. With random pauses from three quarters of that on,
+    /// at least one of 48 clients prolonged its session in most runs.
     async fn end_at_server(&self) {
         let pause = self.ttl() + self.shared.more() + self.shared.settings.tick;
         let until = Instant::now() + GONE_BY.max(pause * 2);
