@@ -28,7 +28,8 @@ WHERE name >= ?1 AND name < CAST(?1 || x'FF' AS BLOB) AND format = '1x' \
 ORDER BY NOT (owner <> x'' AND (boot <> ?2 OR until > ?3)), name LIMIT ?4";
 
 const UNREADABLE: &str = "\
-SELECT name FROM leasehold_locks WHERE name >= ?1 AND name < CAST(?1 || x'FF' AS BLOB) AND format <> '1x' ORDER BY name LIMIT ?2";
+SELECT name FROM leasehold_locks \
+WHERE name >= ?1 AND name < CAST(?1 || x'FF' AS BLOB) AND format <> '1x' ORDER BY name LIMIT ?2";
 
 /// Decodes a row for display.
 fn read_row(row: &Row<'_>, now: &Reading) -> rusqlite::Result<(String, Vec<u8>, LockInfo)> {
@@ -66,8 +67,8 @@ fn list(connection: &Connection, prefix: &str, limit: usize, now: &Reading) -> R
     Ok(Listing::new(listed, unreadable))
 }
 
-/// Reads on a separate connection, if the file has tables: reading a long table must not delay calls. Users without write permission
-/// may read too.
+/// Reads on a separate connection, if the file has tables: reading a long table must not delay calls. Users without
+/// write permission may read too.
 fn read<T>(file: &File, work: impl Fn(&Connection, &Reading) -> Result<T, Failure>) -> Result<Option<T>> {
     let read = match reader(file) {
         Ok(Some(store)) => work(store.connection(), &file.now()).map(Some),
@@ -91,7 +92,8 @@ fn reader(file: &File) -> Result<Option<Store>, Failure> {
     let there = file.path.try_exists();
     let store = match may_write {
         Ok(()) if matches!(there, Ok(false)) => return Ok(None),
-        // The first acquire creates the state folder. Elsewhere, even a user who may not write to the folder sees whether the file exists.
+        // The first acquire creates the state folder. Elsewhere, even a user who may not write to the folder sees
+        // whether the file exists.
         Err(error) if matches!(there, Ok(false)) && (file.in_state_folder || error.kind() == ErrorKind::Auth) => {
             return Ok(None);
         }
@@ -175,6 +177,7 @@ impl Inspect for SqliteBackend {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         let owned = name.clone();
         match self.run(move |store, now| inspect(store.connection(), &owned, now)).await {
+            // A user who may not write cannot open the file for writing, but may see who holds the lock.
             Err(error) if error.kind() == ErrorKind::Auth => {
                 let owned = name.clone();
                 let seen =

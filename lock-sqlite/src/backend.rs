@@ -27,16 +27,16 @@ use crate::worker::Worker;
 /// Locks in one SQLite file, shared by the processes of one machine.
 ///
 /// # Guarantees and their limits
-/// - **Validity** depends only on the clock since boot. All processes of the machine share this clock, and nothing steps it. It
-///   counts suspend, so a lease expires while the machine sleeps.
-/// - **The order of fencing tokens** does not depend on time while the file exists. After the file was deleted, a new token is still
-///   higher, unless the wall clock was set back by more than the time that has passed since.
+/// - **Validity** depends only on the clock since boot. All processes of the machine share this clock, and nothing
+///   steps it. It counts suspend, so a lease expires while the machine sleeps.
+/// - **The order of fencing tokens** does not depend on time while the file exists. After the file was deleted, a new
+///   token is still higher, unless the wall clock was set back by more than the time that has passed since.
 /// - **Takeover** takes at most ttl + 100 ms. After a reboot, a lease that was held lasts for one more ttl.
-/// - **A process that stops in the middle of a write** (SIGSTOP, a debugger, a frozen container) blocks the writes of all others
-///   until it continues or ends. A write takes about 20 µs. The others get `Unavailable` after the call's bound, and a holder that
-///   cannot renew is notified of the loss in time.
-/// - **Not covered**: somebody deletes, replaces or truncates the file, its `-wal` or its `-shm` while they are in use, or the file is
-///   shared between machines or through two paths. Then only the fencing token decides.
+/// - **A process that stops in the middle of a write** (SIGSTOP, a debugger, a frozen container) blocks the writes of
+///   all others until it continues or ends. A write takes about 20 µs. The others get `Unavailable` after the call's
+///   bound, and a holder that cannot renew is notified of the loss in time.
+/// - **Not covered**: somebody deletes, replaces or truncates the file, its `-wal` or its `-shm` while they are in use,
+///   or the file is shared between machines or through two paths. Then only the fencing token decides.
 pub struct SqliteBackend {
     pub(crate) shared: Arc<Shared>,
     worker: Worker,
@@ -44,16 +44,17 @@ pub struct SqliteBackend {
 }
 
 impl SqliteBackend {
-    /// Opens the file of a URL: `sqlite:///path/locks.db`, or `sqlite://` for the file in the user's state folder. Creates the file
-    /// if it does not exist, and checks that it can hold locks.
+    /// Opens the file of a URL: `sqlite:///path/locks.db`, or `sqlite://` for the file in the user's state folder.
+    /// Creates the file if it does not exist, and checks that it can hold locks.
     ///
     /// # Errors
-    /// - `InvalidInput`: the URL is bad, the folder does not exist, the path is a folder, or the tokio runtime has no timers.
-    /// - `Unavailable`: other processes write for the whole [`timeout`](Settings::timeout), or the disk takes longer than both that and
-    ///   10 s.
+    /// - `InvalidInput`: the URL is bad, the folder does not exist, the path is a folder, or the tokio runtime has no
+    ///   timers.
+    /// - `Unavailable`: other processes write for the whole [`timeout`](Settings::timeout), or the disk takes longer
+    ///   than both that and 10 s.
     /// - `Auth`: the user may not write there.
-    /// - `Unsupported`: other machines may share the file system, the file has a second path (a hard link, or a mount of the file
-    ///   alone), the file is not a database, or its tables have another version.
+    /// - `Unsupported`: other machines may share the file system, the file has a second path (a hard link, or a mount
+    ///   of the file alone), the file is not a database, or its tables have another version.
     ///
     /// # Cancel safety
     /// A dropped call may have created the file.
@@ -106,8 +107,8 @@ impl SqliteBackend {
         Instant::now() + self.shared.file.settings.timeout
     }
 
-    /// Runs `work` on the calling task if the connection is free, which takes about 10 µs and is cheaper than a handover. Otherwise
-    /// runs it on the worker thread.
+    /// Runs `work` on the calling task if the connection is free, which takes about 10 µs and is cheaper than a
+    /// handover. Otherwise runs it on the worker thread.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         work: impl Fn(&Store, &Reading) -> Result<T, Failure> + Send + 'static,
@@ -159,6 +160,7 @@ impl LockBackend for SqliteBackend {
         let outcome = self.run({
             let request = request.clone();
             move |store, now| {
+                // A withdrawal may have overtaken this request in the queue of the worker.
                 if ClaimState::of(&request.claim).is_withdrawn.load(Ordering::Acquire) {
                     return Err(Failure::Rejected(Error::withdrawn()));
                 }
@@ -170,7 +172,8 @@ impl LockBackend for SqliteBackend {
                 Ok(AcquireOutcome::Granted(Grant::new(token, Confirmation { ttl, sent, place: PlaceNumber::NONE })))
             }
             AcquiredRow::Held(left) => {
-                // Retry before the lease expires: a release may go unnoticed, and nothing notifies of a lease that expires early.
+                // Retry before the lease expires: a release may go unnoticed, and nobody announces that a lease ends
+                // early.
                 let retry_after = left.min(ttl / 3).min(MAX_RETRY_AFTER);
                 state.has_waited.store(on_contention == OnContention::Queue, Ordering::Relaxed);
                 Ok(AcquireOutcome::Contended { retry_after })

@@ -1,4 +1,4 @@
-//! The promises of a SQLite file, and their limits.
+//! What a SQLite file promises, and the limits.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::errors::BACKEND;
 use crate::notifier;
 use crate::settings::Settings;
 
-/// The most leases in one renew call. It is one transaction, during which nobody else can write.
+/// The most leases in one renew call. It is one transaction, during which no other process can write.
 pub(crate) const RENEW_BATCH: usize = 200;
 
 /// A waiter retries after this at the latest. It bounds the delay if the waiter misses the notification of a release.
@@ -32,9 +32,11 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.call_bound = settings.timeout;
     it.renew_batch = RENEW_BATCH;
     it.limits_of_exclusion = &[
-        "somebody deletes, replaces or truncates the file, its `-wal` or its `-shm`, or puts an older copy in its place, while locks are held",
+        "somebody deletes, replaces or truncates the file, its `-wal` or its `-shm`, or puts an older copy in its \
+         place, while locks are held",
         "two machines reach the file, in a way that looks like a local disk",
-        "processes reach the file through two paths, and the second one (a bind mount in another mount namespace) is not visible",
+        "processes reach the file through two paths, and the second one (a bind mount in another mount namespace) is \
+         not visible",
         "somebody changes the table `leasehold_locks` by hand",
     ];
     it

@@ -50,7 +50,8 @@ impl Failure {
         }
     }
 
-    /// Whether a retry on the worker thread may succeed: the statement had no effect, because another writer or a full disk was in the way.
+    /// Whether a retry on the worker thread may succeed: the statement had no effect, because another writer or a full
+    /// disk was in the way.
     pub(crate) fn is_transient(&self) -> bool {
         matches!(self, Self::Busy) || self.is_full_disk()
     }
@@ -81,7 +82,8 @@ impl Failure {
 pub(crate) fn busy() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "another process was writing to the file for the whole call (`timeout` in the URL); does one keep a transaction open, or is one stopped?",
+        "another process was writing to the file for the whole call (`timeout` in the URL); does one keep a \
+         transaction open, or is one stopped?",
     )
 }
 
@@ -89,7 +91,8 @@ pub(crate) fn busy() -> Error {
 pub(crate) fn replaced() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "the file, its `-wal` or its `-shm` was deleted or replaced, and a connection of this process still uses the old one: close it",
+        "the file, its `-wal` or its `-shm` was deleted or replaced, and a connection of this process still uses the \
+         old one: close it",
     )
 }
 
@@ -97,7 +100,8 @@ pub(crate) fn replaced() -> Error {
 pub(crate) fn lost_wal() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "the `-wal` was deleted or truncated while processes had the file open: close the file in all of them (`fuser`), then retry",
+        "the `-wal` was deleted or truncated while processes had the file open: close the file in all of them \
+         (`fuser`), then retry",
     )
 }
 
@@ -122,11 +126,13 @@ pub(crate) fn truncated() -> Error {
 pub(crate) fn slow() -> Error {
     Error::new(
         ErrorKind::Unavailable,
-        "the file was not opened, read or written in time (`timeout` in the URL, 10 s to connect): is the disk slow, or is the machine short of CPU time?",
+        "the file was not opened, read or written in time (`timeout` in the URL, 10 s to connect): is the disk slow, \
+         or is the machine short of CPU time?",
     )
 }
 
-/// Maps an error of SQLite. Every statement is atomic, so a failed one had no effect. After an I/O error the effect is unknown.
+/// Maps an error of SQLite. Every statement is atomic, so a failed one had no effect. After an I/O error the effect is
+/// unknown.
 fn native(error: rusqlite::Error) -> Error {
     let (kind, text) = match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => (ErrorKind::Capacity, "the disk is full"),

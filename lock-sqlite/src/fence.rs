@@ -10,13 +10,14 @@ const CURRENT: &str = "\
 SELECT 1 FROM leasehold_locks \
 WHERE name = ?1 AND owner = ?2 AND fence = ?3 AND boot = ?4 AND until > ?5 AND format = '1x'";
 
-/// Checks, inside the user's own transaction on the lock file, that the guard's lease is current. The transaction can then commit
-/// only if no other claim is granted the lock before. A takeover writes to the same file, and two writers cannot both commit.
+/// Checks, inside the user's own transaction on the lock file, that the guard's lease is current. The transaction can
+/// then commit only if no other claim is granted the lock before. A takeover writes to the same file, and two writers
+/// cannot both commit.
 ///
-/// Call this first in the transaction. If the transaction has only read and another process writes meanwhile, its own writes fail
-/// with `SQLITE_BUSY_SNAPSHOT`. Begin it with
-/// [`TransactionBehavior::Immediate`](rusqlite::TransactionBehavior::Immediate) to wait for other writers first. Keep it short:
-/// while it is open, nobody can acquire, renew or release a lock in this file.
+/// Call this first in the transaction. If the transaction has only read and another process writes meanwhile, its own
+/// writes fail with `SQLITE_BUSY_SNAPSHOT`. Begin it with
+/// [`TransactionBehavior::Immediate`](rusqlite::TransactionBehavior::Immediate) to wait for other writers first. Keep
+/// it short: while it is open, nobody can acquire, renew or release a lock in this file.
 ///
 /// # Errors
 /// - [`Lost`](leasehold_core::ErrorKind::Lost): the lease is not current. Roll back.

@@ -50,8 +50,8 @@ impl File {
         std::fs::metadata(&self.path).is_ok_and(|found| found.len() == 0)
     }
 
-    /// Runs `work` on the connection if it is open, unused by this process, and still refers to the files at the path. Otherwise returns
-    /// `None`. Never blocks: a write that finds another process writing fails as busy.
+    /// Runs `work` on the connection if it is open, unused by this process, and still refers to the files at the path.
+    /// Otherwise returns `None`. Never blocks: a write that finds another process writing fails as busy.
     pub(crate) fn try_run<T>(
         self: &Arc<Self>,
         work: impl FnOnce(&Store, &Reading) -> Result<T, Failure>,
@@ -88,8 +88,9 @@ impl File {
         }
     }
 
-    /// Closes a connection that can no longer be used. Without this, an idle client would keep deleted files open. It would also keep
-    /// others from repairing the database, because SQLite repairs it after the last connection is closed.
+    /// Closes a connection that can no longer be used. Without this, an idle client would keep deleted files open. It
+    /// would also keep others from repairing the database, because SQLite repairs it after the last connection is
+    /// closed.
     pub(crate) fn check_connection(&self) {
         let Ok(mut writer) = self.writer.try_lock() else { return };
         if let Some(store) = &*writer

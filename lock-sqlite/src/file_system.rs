@@ -9,7 +9,8 @@ use leasehold_core::{Error, ErrorKind, Result};
 /// # Errors
 /// - `InvalidInput`: the folder does not exist, or the path is a folder.
 /// - `Auth`: the user has no permission to write.
-/// - `Unsupported`: other machines share the file system, as far as this can be detected, or the file has a second path.
+/// - `Unsupported`: other machines share the file system, as far as this can be detected, or the file has a second
+///   path.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let folder = folder_of(path);
     match std::fs::metadata(folder) {
@@ -25,8 +26,8 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     }
     if let Some(name) = shared_file_system(folder) {
         let text = format!(
-            "{} is on {name}, which other machines may share: SQLite's locks do not reach them. Use a local file system, \
-             or a store on the network",
+            "{} is on {name}, which other machines may share: SQLite's locks do not reach them. Use a local file \
+             system, or a store on the network",
             folder.display()
         );
         return Err(Error::new(ErrorKind::Unsupported, text));
@@ -79,8 +80,9 @@ fn refused(what: &Path, verb: &str, error: std::io::Error) -> Error {
     Error::new(ErrorKind::Auth, text).with_source(error)
 }
 
-/// Creates the file if it does not exist. The group may write to it if the folder's group may write to the folder, whatever the
-/// umask of the first user is. SQLite gives `-wal` and `-shm` the permissions of the file. Opening the file reports errors.
+/// Creates the file if it does not exist. The group may write to it if the folder's group may write to the folder,
+/// whatever the umask of the first user is. SQLite gives `-wal` and `-shm` the permissions of the file. Opening the
+/// file reports errors.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn create(path: &Path) {
     use rustix::fs::{CWD, FileType, Mode, chmod, mknodat, stat};
@@ -100,7 +102,8 @@ pub(crate) fn create(path: &Path) {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(crate) fn create(_path: &Path) {}
 
-/// Describes a second path of the file. SQLite would keep another `-wal` and `-shm` beside it, so each path would have its own locks.
+/// Describes a second path of the file. SQLite would keep another `-wal` and `-shm` beside it, so each path would have
+/// its own locks.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn second_path(path: &Path) -> Option<String> {
     use std::os::unix::fs::MetadataExt;
@@ -125,8 +128,9 @@ fn is_mount_point(mounts: &str, path: &Path) -> bool {
     mounts.lines().filter_map(|line| line.split(' ').nth(4)).any(|point| Path::new(&unescape(point)) == path)
 }
 
-/// Asks the system for a permission, without opening the file: closing a file that SQLite has open too would drop SQLite's locks.
-/// SQLite itself opens a file it may not write as read-only, and reports a folder only as "unable to open".
+/// Asks the system for a permission, without opening the file: closing a file that SQLite has open too would drop
+/// SQLite's locks. SQLite itself opens a file it may not write as read-only, and reports a folder only as "unable to
+/// open".
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn allows(path: &Path, access: rustix::fs::Access) -> std::io::Result<()> {
     use rustix::io::Errno;

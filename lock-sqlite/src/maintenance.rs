@@ -1,7 +1,7 @@
 //! Keeps the file small: checkpoints the WAL, and purges rows of locks that are no longer in use.
 //!
-//! A checkpoint waits for the disk, some milliseconds or longer. No call makes one. A separate thread does it on its own connection,
-//! and then ends.
+//! A checkpoint waits for the disk, some milliseconds or longer. No call makes one. A separate thread does it on its
+//! own connection, and then ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,12 +18,12 @@ use crate::store::Store;
 /// Maintenance runs once per this many writes of a client: about 2 MB of WAL with pages of 1 KiB.
 pub(crate) const WRITES_PER_RUN: u32 = 1024;
 
-/// Above this many pages in the WAL, maintenance stops the writers of all processes for a moment, because they never left a gap in
-/// which the WAL could restart.
+/// Above this many pages in the WAL, maintenance stops the writers of all processes for a moment, because they never
+/// left a gap in which the WAL could restart.
 const RESTART_PAGES: i64 = 16_384;
 
-/// Each run scans up to `BATCHES` batches of `BATCH` rows. That is two rows per write (see [`WRITES_PER_RUN`]), so a scan completes
-/// before the table can double, however many new names appear.
+/// Each run scans up to `BATCHES` batches of `BATCH` rows. That is two rows per write (see [`WRITES_PER_RUN`]), so a
+/// scan completes before the table can double, however many new names appear.
 const BATCHES: usize = 4;
 const BATCH: usize = 512;
 
@@ -35,12 +35,14 @@ pub(crate) struct Maintenance {
     scanned_to: Mutex<Vec<u8>>,
 }
 
-/// Reads rows, and whether they have expired. [`ADOPT`] moves a lease of another boot to this one, so that a later scan can purge it.
+/// Reads rows, and whether they have expired. [`ADOPT`] moves a lease of another boot to this one, so that a later scan
+/// can purge it.
 const SCAN: &str = "\
 SELECT name, fence < ?2 AND (owner = x'' OR (boot = ?3 AND until <= ?4)) FROM leasehold_locks \
 WHERE name > ?1 AND format = '1x' ORDER BY name LIMIT 512";
 
-/// A purge keeps the order of tokens: the next token is at least the wall clock in µs, which is higher than the purged one.
+/// A purge keeps the order of tokens: the next token is at least the wall clock in µs, which is higher than the purged
+/// one.
 const PURGE: &str = "\
 DELETE FROM leasehold_locks \
 WHERE name = ?1 AND fence < ?2 AND (owner = x'' OR (boot = ?3 AND until <= ?4)) AND format = '1x'";
@@ -49,11 +51,12 @@ const ADOPT: &str = "\
 UPDATE leasehold_locks SET until = ?2 + ttl, boot = ?3, wanted = 0 \
 WHERE name > ?1 AND name <= ?4 AND boot <> ?3 AND owner <> x'' AND format = '1x'";
 
-/// Opening a file checkpoints it if its WAL holds this many pages that are not in the file yet. Otherwise the WAL would grow while
-/// every process exits before [`WRITES_PER_RUN`] writes and without closing the file.
+/// Opening a file checkpoints it if its WAL holds this many pages that are not in the file yet. Otherwise the WAL would
+/// grow while every process exits before [`WRITES_PER_RUN`] writes and without closing the file.
 const OPEN_PAGES: i64 = 2048;
 
-/// Maintains a file that was just opened, if its WAL is long. The caller then waits for the disk; one opening in hundreds does.
+/// Maintains a file that was just opened, if its WAL is long. The caller then waits for the disk; one opening in
+/// hundreds does.
 pub(crate) fn on_open(file: &Arc<File>, store: &Store) -> Result<(), Failure> {
     let (length, done) = checkpointed(store, "PRAGMA wal_checkpoint(NOOP)")?;
     if length - done < OPEN_PAGES {
@@ -122,6 +125,7 @@ fn scan(store: &Store, from: &[u8], file: &File) -> Result<Vec<u8>, Failure> {
             expired.push(last.clone());
         }
     }
+    // Ends the read: after it, a write fails if another process has written meanwhile (`SQLITE_BUSY_SNAPSHOT`).
     drop(rows);
     purge(store, (from, &last), &expired, oldest, &now)?;
     Ok(if count < BATCH { Vec::new() } else { last })
@@ -138,6 +142,7 @@ fn purge(
     let foreign =
         "SELECT 1 FROM leasehold_locks WHERE name > ?1 AND name <= ?2 AND boot <> ?3 AND owner <> x'' LIMIT 1";
     let adopts = store.one(foreign, params![from, to, now.boot], |_| Ok(()))?.is_some();
+    // Mostly there is nothing to write, and a transaction would make all other writers wait.
     if expired.is_empty() && !adopts {
         return Ok(());
     }
@@ -155,9 +160,11 @@ fn purge(
 
 fn checkpoint(store: &Store) -> Result<(), Failure> {
     let (length, done) = checkpointed(store, "PRAGMA wal_checkpoint(PASSIVE)")?;
+    // The next write begins the WAL anew and waits for the disk. It is made here, and not by a call.
     if length > 0 && done == length {
         store.begin_wal()?;
     } else if length > RESTART_PAGES {
+        // A restart keeps all writers waiting until no reader needs the WAL.
         store.connection().busy_timeout(std::time::Duration::from_millis(100))?;
         checkpointed(store, "PRAGMA wal_checkpoint(RESTART)")?;
         store.begin_wal()?;
@@ -285,7 +292,8 @@ mod tests {
         for _ in 0..100 {
             let mut writer = file.writer();
             let store = writer.store().unwrap();
-            // Opening a file with a long WAL starts a run. Beside these writes it would keep the WAL from starting over.
+            // Opening a file with a long WAL starts a run. Beside these writes it would keep the WAL from starting
+            // over.
             while file.maintenance.is_running.load(Ordering::Acquire) {
                 std::thread::sleep(Duration::from_millis(1));
             }

@@ -1,8 +1,8 @@
 //! Notifies waiting processes of releases.
 //!
-//! The notification file `…-bell` lies beside the lock file. Nobody reads its contents. A client that ends a lease with waiters
-//! writes one byte to it *after* the commit is visible, and inotify wakes every process that watches it. The WAL cannot serve
-//! for this: SQLite writes it before the commit is visible, and for every renewal of every lock.
+//! The notification file `…-bell` lies beside the lock file. Nobody reads its contents. A client that ends a lease with
+//! waiters writes one byte to it *after* the commit is visible, and inotify wakes every process that watches it. The
+//! WAL cannot serve for this: SQLite writes it before the commit is visible, and for every renewal of every lock.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -58,7 +58,8 @@ impl ReleaseNotifier {
             let mode = locks.mode() & 0o777;
             let made = options.mode(mode).open(&path)?;
             let found = made.metadata()?;
-            // Only the owner may change the file, so a failure leaves it as it is. Root gives it to the owner of the lock file.
+            // Only the owner may change the file, so a failure leaves it as it is. Root gives it to the owner of the
+            // lock file.
             if (found.uid(), found.gid()) != (locks.uid(), locks.gid()) {
                 let _ = fchown(&made, Some(locks.uid()), Some(locks.gid()));
             }
@@ -112,21 +113,23 @@ impl<'a> Listener<'a> {
     }
 
     fn listen(&mut self) {
-        self.watcher = match self
-            .notifier
-            .create_file()
-            .and_then(|path| file_watcher::FileWatcher::new(&path, &self.waker.event))
-        {
-            Ok(watcher) => Some(watcher),
-            Err(error) => {
-                let path = self.notifier.locks.display();
-                tracing::debug!(%path, %error, "cannot watch for releases: polling every {} ms", POLL_INTERVAL.as_millis());
-                None
-            }
-        };
+        self.watcher =
+            match self.notifier.create_file().and_then(|path| file_watcher::FileWatcher::new(&path, &self.waker.event))
+            {
+                Ok(watcher) => Some(watcher),
+                Err(error) => {
+                    let path = self.notifier.locks.display();
+                    tracing::debug!(
+                        %path, %error,
+                        "cannot watch for releases: polling every {} ms", POLL_INTERVAL.as_millis()
+                    );
+                    None
+                }
+            };
     }
 
-    /// Waits for a notification, a call of the waker, or the timeout. Without inotify it waits [`POLL_INTERVAL`] at most.
+    /// Waits for a notification, a call of the waker, or the timeout. Without inotify it waits [`POLL_INTERVAL`] at
+    /// most.
     pub(crate) fn wait(&mut self, timeout: Duration) {
         match &mut self.watcher {
             None => self.waker.wait(timeout.min(POLL_INTERVAL)),

@@ -1,8 +1,8 @@
 //! Checks whether the files that a connection has open are still the ones at its path.
 //!
-//! SQLite opens `-wal` and `-shm` by name together with the database, and keeps them open. If somebody deletes or replaces one of
-//! the three, the next process opens a different one. The two processes then do not see each other's writes, and both can hold a
-//! lock.
+//! SQLite opens `-wal` and `-shm` by name together with the database, and keeps them open. If somebody deletes or
+//! replaces one of the three, the next process opens a different one. The two processes then do not see each other's
+//! writes, and both can hold a lock.
 
 use std::io::Result;
 use std::path::{Path, PathBuf};
@@ -61,8 +61,8 @@ mod linux {
         shm: Companion,
     }
 
-    /// A file beside the database. `file` is opened with `O_PATH`, without access to the contents. Otherwise closing it would drop the
-    /// POSIX locks that SQLite holds on the same file.
+    /// A file beside the database. `file` is opened with `O_PATH`, without access to the contents. Otherwise closing it
+    /// would drop the POSIX locks that SQLite holds on the same file.
     #[derive(Debug)]
     struct Companion {
         path: PathBuf,
@@ -90,11 +90,12 @@ mod linux {
     }
 
     impl OpenFiles {
-        /// Finds the files of a connection that was just opened. `path` leads to the database, and `resolved` is SQLite's name for it.
+        /// Finds the files of a connection that was just opened. `path` leads to the database, and `resolved` is
+        /// SQLite's name for it.
         ///
         /// # Errors
-        /// This process does not have one of the files at these paths open. Somebody replaced the file, or another connection of this
-        /// process makes SQLite use a deleted `-shm`.
+        /// This process does not have one of the files at these paths open. Somebody replaced the file, or another
+        /// connection of this process makes SQLite use a deleted `-shm`.
         pub(crate) fn of(path: &Path, resolved: &Path) -> Result<Self> {
             let open = open_in_this_process()?;
             let files = Self {
@@ -107,8 +108,8 @@ mod linux {
             if ours.iter().all(|file| open.contains(file)) { Ok(files) } else { Err(ErrorKind::NotFound.into()) }
         }
 
-        /// Cheap enough for every call. Only [`are_at_their_paths`](Self::are_at_their_paths) finds a `-wal` or `-shm` that was moved away
-        /// while in use.
+        /// Cheap enough for every call. Only [`are_at_their_paths`](Self::are_at_their_paths) finds a `-wal` or `-shm`
+        /// that was moved away while in use.
         pub(crate) fn state(&self) -> FilesState {
             let Ok(found) = stat(&self.path) else { return FilesState::Replaced };
             // A database gets its header before its `-wal`, and the `-shm` of a connection never shrinks.

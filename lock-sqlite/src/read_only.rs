@@ -1,9 +1,9 @@
 //! Reads the file as a user who may not write to it.
 //!
-//! SQLite reads a file in WAL mode through its `-wal` and `-shm`, and creates them if they are missing. A read-only user must not
-//! create them, because users with write permission could then not open them. If both exist, SQLite reads through them. If neither
-//! exists, no connection is open and the file is complete: SQLite reads it as immutable, and the result counts if no file changed
-//! meanwhile.
+//! SQLite reads a file in WAL mode through its `-wal` and `-shm`, and creates them if they are missing. A read-only
+//! user must not create them, because users with write permission could then not open them. If both exist, SQLite reads
+//! through them. If neither exists, no connection is open and the file is complete: SQLite reads it as immutable, and
+//! the result counts if no file changed meanwhile.
 
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
@@ -22,8 +22,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// Runs `work` on a read-only connection. Retries until `until` if a writer interfered.
 ///
 /// # Errors
-/// `Auth` without the permission to read. `Unavailable` if a writer interfered with every attempt, or one of `-wal` and `-shm` is
-/// missing.
+/// `Auth` without the permission to read. `Unavailable` if a writer interfered with every attempt, or one of `-wal` and
+/// `-shm` is missing.
 pub(crate) fn read<T>(path: &Path, until: Instant, work: impl Fn(&Connection) -> Result<T, Failure>) -> Result<T> {
     file_system::check_readable(path)?;
     // SQLite follows symbolic links, and keeps `-wal` and `-shm` beside the target.

@@ -1,7 +1,7 @@
 -- The locks of Leasehold in a SQLite file, one row each. A row outlives its lease to keep the fencing token.
 --
--- Promises: a lease ends only by the clock of the boot that it names. `fence` only grows. A row whose `format` is not '1x' is left
--- unchanged. Leasehold does not touch anything else in this file.
+-- Promises: a lease ends only by the clock of the boot that it names. `fence` only grows. A row whose `format` is not
+-- '1x' is left unchanged. Leasehold does not touch anything else in this file.
 --
 -- name      the name of the lock as UTF-8 bytes: a BLOB, so that no collation merges two names
 -- format    version and kind of the row: '1x' is version 1, exclusive

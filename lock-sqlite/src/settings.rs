@@ -18,12 +18,12 @@ pub const SCHEMES: &[&str] = &["sqlite://"];
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The upper bound of one call, including reopening the file. Default 1 s: a write of another process takes about 20 µs, and a
-    /// short delay of the disk is not yet an error. Only connecting, which may create the file, allows a slow disk 10 s. 10 ms to
-    /// 60 s.
+    /// The upper bound of one call, including reopening the file. Default 1 s: a write of another process takes about
+    /// 20 µs, and a short delay of the disk is not yet an error. Only connecting, which may create the file, allows a
+    /// slow disk 10 s. 10 ms to 60 s.
     pub timeout: Duration,
-    /// How long the row of a free lock is kept, with its last fencing token. Default 10 minutes. Tokens keep their order if the wall
-    /// clock is set back by up to this much. A row takes about 200 bytes. 1 s to 365 days.
+    /// How long the row of a free lock is kept, with its last fencing token. Default 10 minutes. Tokens keep their
+    /// order if the wall clock is set back by up to this much. A row takes about 200 bytes. 1 s to 365 days.
     pub retention: Duration,
 }
 
@@ -93,8 +93,8 @@ pub(crate) fn resolve_path(location: Location) -> Result<PathBuf> {
     }
 }
 
-/// Returns the same URL with the path of the file in it. What `sqlite://` refers to depends on the user and the environment; the
-/// result does not. Creates nothing.
+/// Returns the same URL with the path of the file in it. What `sqlite://` refers to depends on the user and the
+/// environment; the result does not. Creates nothing.
 ///
 /// # Errors
 /// `InvalidInput` for a bad URL, and for `sqlite://` if there is no home.
@@ -136,8 +136,8 @@ pub(crate) fn state_file(xdg_state_home: Option<OsString>, home: Option<OsString
     Ok(state.join("leasehold").join("locks.db"))
 }
 
-/// Creates the folder in the user's state folder, accessible to that user only. A missing home is not created: its user (`nobody`, a
-/// service) would not find the file there.
+/// Creates the folder in the user's state folder, accessible to that user only. A missing home is not created: its user
+/// (`nobody`, a service) would not find the file there.
 pub(crate) fn make_state_folder(file: &Path, home: Option<&Path>) -> Result<()> {
     let Some(folder) = file.parent() else { return Ok(()) };
     let missing =

@@ -34,7 +34,8 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// What this process knows about a claim. All its requests come from this process, so the store need not keep any of this.
+/// What this process knows about a claim. All its requests come from this process, so the store need not keep any of
+/// this.
 #[derive(Debug, Default)]
 pub(crate) struct ClaimState {
     /// The claim was refused, and has waited since.

@@ -23,24 +23,26 @@ const SCHEMA: &str = include_str!("schema.sql");
 /// The schema version that this code reads and writes.
 const VERSION: i64 = 1;
 
-/// The page size of a new file. Each write puts a whole page into the WAL, and a typical row has 200 bytes. Acquire and release are
-/// a tenth faster than with SQLite's default of 4096. An existing file keeps its page size.
+/// The page size of a new file. Each write puts a whole page into the WAL, and a typical row has 200 bytes. Acquire and
+/// release are a tenth faster than with SQLite's default of 4096. An existing file keeps its page size.
 const PAGE: i64 = 1024;
 
 /// The version and kind of the rows that this code reads and writes. The statements contain the same text.
 const FORMAT: &str = "1x";
 
-/// For this long after its end, a lock is reserved for known waiters. It is longer than a thread needs to wake up. Without it, a
-/// client that releases and acquires again at once would always win. The statements contain the same number, in µs.
+/// For this long after its end, a lock is reserved for known waiters. It is longer than a thread needs to wake up.
+/// Without it, a client that releases and acquires again at once would always win. The statements contain the same
+/// number, in µs.
 pub(crate) const RESERVED_FOR_WAITERS: Duration = Duration::from_millis(10);
 
-/// How long a refused claim counts as a waiter after its last attempt. If the waiter is gone, one newcomer is delayed once, by
-/// [`RESERVED_FOR_WAITERS`].
+/// How long a refused claim counts as a waiter after its last attempt. If the waiter is gone, one newcomer is delayed
+/// once, by [`RESERVED_FOR_WAITERS`].
 const WAITER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Takes the row if it is free or already belongs to this claim. The assignments read the old row: a repeated claim keeps its
-/// token, and its lease never gets shorter. A row of another boot cannot be compared with this clock, so [`ADOPT`] handles it.
-/// [`note_token`] returns the token, because `RETURNING` opens a table each time, which costs a tenth of an acquire.
+/// Takes the row if it is free or already belongs to this claim. The assignments read the old row: a repeated claim
+/// keeps its token, and its lease never gets shorter. A row of another boot cannot be compared with this clock, so
+/// [`ADOPT`] handles it. [`note_token`] returns the token, because `RETURNING` opens a table each time, which costs a
+/// tenth of an acquire.
 const ACQUIRE: &str = "\
 INSERT INTO leasehold_locks (name, format, owner, fence, until, boot, ttl, wanted, holder) \
 VALUES (?1, '1x', ?2, ?3, ?4 + ?5, ?6, ?5, 0, ?7) \
@@ -56,8 +58,8 @@ AND (?8 OR boot <> ?6 OR wanted <= ?4 OR until + 10000 <= ?4)))";
 
 const READ_ROW: &str = "SELECT format, owner, until, boot, ttl, wanted FROM leasehold_locks WHERE name = ?1";
 
-/// Gives a lease from another boot one whole ttl on the clock of this boot. After a reboot its holder is gone, but the file may
-/// also come from another machine, or from a container that has its own clock.
+/// Gives a lease from another boot one whole ttl on the clock of this boot. After a reboot its holder is gone, but the
+/// file may also come from another machine, or from a container that has its own clock.
 const ADOPT: &str = "\
 UPDATE leasehold_locks SET until = ?4 + ttl, boot = ?5, wanted = 0 WHERE name = ?1 AND owner = ?2 AND boot = ?3";
 
@@ -138,8 +140,8 @@ impl LockRow {
 }
 
 impl Store {
-    /// Opens the file, and creates it if it does not exist. In WAL mode readers never wait. No statement waits for another writer: it
-    /// fails as busy. SQLite does not checkpoint on its own.
+    /// Opens the file, and creates it if it does not exist. In WAL mode readers never wait. No statement waits for
+    /// another writer: it fails as busy. SQLite does not checkpoint on its own.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         Self::open_files(path).map_err(|failure| match file_system::check_folder(path) {
             Err(error) if failure.cannot_open() => Failure::Rejected(error),
@@ -184,19 +186,21 @@ impl Store {
             return Ok(());
         }
         let text = format!(
-            "the file {} has version {version} of Leasehold's tables, and this is for version {VERSION}: update Leasehold",
+            "the file {} has version {version} of Leasehold's tables, and this is for version {VERSION}: update \
+             Leasehold",
             self.path.display()
         );
         Err(Failure::Rejected(Error::new(ErrorKind::Unsupported, text)))
     }
 
-    /// Begins the WAL. The first write after a checkpoint, or to an empty WAL, waits for the disk. This write does so in place of a
-    /// call.
+    /// Begins the WAL. The first write after a checkpoint, or to an empty WAL, waits for the disk. This write does so
+    /// in place of a call.
     pub(crate) fn begin_wal(&self) -> Result<()> {
         self.execute(WRITE_NOTHING, []).map(drop)
     }
 
-    /// Copies the WAL into the file. The next write then starts at the beginning of the WAL and needs no more disk space.
+    /// Copies the WAL into the file. The next write then starts at the beginning of the WAL and needs no more disk
+    /// space.
     pub(crate) fn checkpoint_passive(&self) {
         // If this fails, the next write reports it.
         let _ = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
@@ -211,8 +215,8 @@ impl Store {
         has_tables(&self.connection)
     }
 
-    /// Whether the path still leads to the opened files. Somebody may have deleted, replaced or truncated one. Cheap enough for every
-    /// call.
+    /// Whether the path still leads to the opened files. Somebody may have deleted, replaced or truncated one. Cheap
+    /// enough for every call.
     pub(crate) fn is_current(&self) -> bool {
         match self.files.state() {
             FilesState::Current => true,
@@ -221,13 +225,14 @@ impl Store {
         }
     }
 
-    /// A stricter and slower check than [`is_current`](Self::is_current): also finds a `-wal` or `-shm` that was moved away.
+    /// A stricter and slower check than [`is_current`](Self::is_current): also finds a `-wal` or `-shm` that was moved
+    /// away.
     pub(crate) fn is_in_place(&self) -> bool {
         self.is_current() && self.files.are_at_their_paths()
     }
 
-    /// Whether the `-wal` has all the frames that the `-shm` counts. It lacks some after somebody deleted or truncated it while it was in
-    /// use, and writes behind the gap would damage the database.
+    /// Whether the `-wal` has all the frames that the `-shm` counts. It lacks some after somebody deleted or truncated
+    /// it while it was in use, and writes behind the gap would damage the database.
     fn has_whole_wal(&self) -> Result<bool> {
         let page: i64 = self.connection.query_row("PRAGMA page_size", [], |row| row.get(0))?;
         // The checkpoint of another program may truncate it between the two reads.
@@ -243,8 +248,8 @@ impl Store {
         Ok(false)
     }
 
-    /// Makes closing leave the files at the path alone. The last connection checkpoints and deletes the `-wal` by name, and that name
-    /// may belong to another file by now.
+    /// Makes closing leave the files at the path alone. The last connection checkpoints and deletes the `-wal` by name,
+    /// and that name may belong to another file by now.
     pub(crate) fn keep_wal_on_close(&self) {
         // If this fails, the worst case is that an empty `-wal` is deleted, which the next connection creates again.
         let _ = self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
@@ -285,7 +290,8 @@ impl Store {
         }
     }
 
-    /// Reads who holds the lock, for a claim that was refused or has waited. `Held` for a zero duration means that it is free.
+    /// Reads who holds the lock, for a claim that was refused or has waited. `Held` for a zero duration means that it
+    /// is free.
     fn check(&self, request: &AcquireRequest, attempt: Attempt, now: &Reading) -> Result<AcquiredRow> {
         let AcquireRequest { claim, on_contention, .. } = request;
         let Some(row) = self.lock_row(claim.name())? else { return Ok(AcquiredRow::Held(Duration::ZERO)) };
@@ -326,6 +332,7 @@ impl Store {
         let exactly = *policy == RenewPolicy::Exactly;
         let row = params![name_of(claim.name()), owner_of(claim), now.boottime, now.boot, micros(*ttl), exactly];
         let renewed = self.execute(RENEW, row)? > 0;
+        // Reports a row of another format, which the statement has left alone.
         if !renewed {
             self.lock_row(claim.name())?;
         }
@@ -335,12 +342,14 @@ impl Store {
     /// Ends the lease of a claim.
     pub(crate) fn release(&self, claim: &Claim, now: &Reading) -> Result<ReleasedRow> {
         let row = params![name_of(claim.name()), owner_of(claim), now.boottime, now.boot];
+        // Two statements, so that a release without waiters notifies none.
         if self.execute(RELEASE, row)? > 0 {
             return Ok(ReleasedRow::NoWaiters);
         }
         if self.execute(RELEASE_WITH_WAITERS, row)? > 0 {
             return Ok(ReleasedRow::HasWaiters);
         }
+        // Reports a row of another format, which both statements have left alone.
         self.lock_row(claim.name())?;
         Ok(ReleasedRow::NotHeld)
     }
@@ -355,14 +364,15 @@ impl Store {
         let Ok(fence) = i64::try_from(broken.get()) else { return Ok(None) };
         let row = params![name_of(name), fence, now.wall, now.boottime, now.boot];
         let raised = self.one(BREAK, row, |row| row.get(0))?;
+        // Reports a row of another format, which the statement has left alone.
         if raised.is_none() {
             self.lock_row(name)?;
         }
         Ok(raised.map(token))
     }
 
-    /// How long the lock is still held, or `None` if nobody holds it. Records the waiter again: a holder that got the lock in the
-    /// meantime does not know that somebody waits.
+    /// How long the lock is still held, or `None` if nobody holds it. Records the waiter again: a holder that got the
+    /// lock in the meantime does not know that somebody waits.
     pub(crate) fn held_for(&self, name: &LockName, now: &Reading) -> Result<Option<Duration>> {
         let Some(row) = self.lock_row(name)?.filter(|row| !row.is_free(now)) else { return Ok(None) };
         if row.boot != now.boot {

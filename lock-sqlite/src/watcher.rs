@@ -15,8 +15,9 @@ use crate::shared::Shared;
 /// How long the thread keeps running after the last watch was closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The pause after a check: at least `MIN_PAUSE`, and `PAUSE_FACTOR` times the processor time that the check took. Notifications
-/// that never stop therefore cost at most a fifth of a core. Processor time, not elapsed time, so that a busy machine delays nobody.
+/// The pause after a check: at least `MIN_PAUSE`, and `PAUSE_FACTOR` times the processor time that the check took.
+/// Notifications that never stop therefore cost at most a fifth of a core. Processor time, not elapsed time, so that a
+/// busy machine delays nobody.
 const MIN_PAUSE: Duration = Duration::from_micros(200);
 const PAUSE_FACTOR: u32 = 4;
 

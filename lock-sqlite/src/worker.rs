@@ -1,4 +1,5 @@
-//! The worker thread. It runs requests that may have to wait for other processes, in order, and many in one transaction.
+//! The worker thread. It runs requests that may have to wait for other processes, in order, and many in one
+//! transaction.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,8 +20,8 @@ use crate::store::Store;
 /// The most requests in one transaction. Other processes cannot write meanwhile.
 const MAX_BATCH: usize = 64;
 
-/// How long opening may wait for the disk. Creating a file, or its WAL, waits for the disk several times, and a busy disk may take
-/// seconds.
+/// How long opening may wait for the disk. Creating a file, or its WAL, waits for the disk several times, and a busy
+/// disk may take seconds.
 pub(crate) const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often an idle worker checks its connection.
@@ -68,7 +69,8 @@ where
     }
 
     fn reply(self: Box<Self>, outcome: Result<()>) {
-        // A result counts only if it was committed. The error of the request itself says more than that of the transaction.
+        // A result counts only if it was committed. The error of the request itself says more than that of the
+        // transaction.
         let reply = match (self.result, outcome) {
             (Some(Err(failure)), _) => Err(failure.into()),
             (_, Err(error)) => Err(error),
@@ -129,7 +131,8 @@ impl Worker {
     /// Runs `work` on the worker thread after all earlier requests. Returns by `until`.
     ///
     /// # Errors
-    /// `Unavailable` if `work` did not start by then, and never will. `Indeterminate` if it started and has not finished.
+    /// `Unavailable` if `work` did not start by then, and never will. `Indeterminate` if it started and has not
+    /// finished.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         until: Instant,
@@ -138,8 +141,8 @@ impl Worker {
         self.run_by(until, until, work).await
     }
 
-    /// Opens the file, and creates it if it does not exist. Returns by `until` if other processes keep writing, and within
-    /// [`OPEN_TIMEOUT`] if the disk is slow.
+    /// Opens the file, and creates it if it does not exist. Returns by `until` if other processes keep writing, and
+    /// within [`OPEN_TIMEOUT`] if the disk is slow.
     ///
     /// # Errors
     /// `Unavailable` if the file was not opened by then.
@@ -252,6 +255,7 @@ fn run_batch(file: &Arc<File>, queue: &Receiver<Request>, waiting: &mut VecDeque
                 return;
             }
         }
+        // Calls of this process may use the connection during the pause.
         drop(writer);
         std::thread::sleep(pause);
         pause = (pause * 2).min(MAX_PAUSE);

@@ -1,4 +1,5 @@
-//! Behaviour that only the SQLite backend has, through its public API. The conformance suite tests what every backend has to do.
+//! Behaviour that only the SQLite backend has, through its public API. The conformance suite tests what every backend
+//! has to do.
 
 use std::path::Path;
 use std::time::Duration;
