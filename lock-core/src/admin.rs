@@ -10,13 +10,13 @@ use crate::name::LockName;
 pub struct Listing {
     /// The locks, those that are held first.
     pub locks: Vec<Listed>,
-    /// Records that this version cannot read, such as those of a newer format, as many as the limit at most. Each may be a lock
-    /// that is held.
+    /// Records that this version cannot read, such as those of a newer format: at most as many as the limit. Each may
+    /// be a held lock.
     pub unreadable: Vec<ListedName>,
 }
 
 impl Listing {
-    /// The most locks that one listing has.
+    /// The largest number of locks in one listing.
     pub const MAX: usize = 10_000;
 
     /// A listing of these locks and unreadable records.
@@ -53,7 +53,7 @@ pub enum ListedName {
 }
 
 impl ListedName {
-    /// As much of a stored name as is valid.
+    /// A stored name, or its beginning if it is not valid UTF-8.
     pub fn from_bytes(bytes: Vec<u8>) -> Self {
         match String::from_utf8(bytes).map(LockName::new) {
             Ok(Ok(name)) => Self::Whole(name),
@@ -72,11 +72,11 @@ impl std::fmt::Display for ListedName {
     }
 }
 
-/// One property of a store that an operator wants to know.
+/// One property of a store, checked for an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Check {
-    /// What was checked: `server version`. Every check of the same thing uses the same words.
+    /// What was checked: `server version`. Checks of the same thing use the same words on every backend.
     pub about: &'static str,
     /// What was found.
     pub found: String,
@@ -105,6 +105,6 @@ pub enum CheckStatus {
     Ok,
     /// Locks work, but promise less than they could. The text is a hint on what to do.
     Warning(String),
-    /// Locks do not work, or do not exclude. The text is a hint on how to correct it.
+    /// Locks do not work, or do not exclude other clients. The text is a hint on how to correct it.
     Error(String),
 }

@@ -22,8 +22,8 @@ use crate::token::FencingToken;
 
 /// One backend and its defaults. Cheap to clone; clones share the backend, the lease keeper and the local queues.
 ///
-/// When the last clone and the last guard are dropped, the keeper releases in the background what is not yet released, and ends.
-/// If the process exits before that, its leases end by their ttl: call [`shutdown`](Self::shutdown) first.
+/// When the last clone and the last guard are dropped, the keeper releases in the background what is not yet released,
+/// and ends. If the process exits before that, its leases end by their ttl: call [`shutdown`](Self::shutdown) first.
 #[derive(Clone, Debug)]
 pub struct LockClient {
     pub(crate) keeper: Arc<KeeperHandle>,
@@ -62,12 +62,12 @@ impl LockClient {
         Lock::new(self.keeper.clone(), LockName::new(name), self.ttl, self.wait)
     }
 
-    /// Who holds a lock, as the store sees it. Returns `None` if the store has no record of the lock. The reply may be outdated when it
-    /// arrives, so it is for people only.
+    /// Who holds a lock, as the store sees it, or `None` if the store has no record of the lock. The reply may be
+    /// outdated when it arrives, so it is only for people.
     ///
     /// # Errors
-    /// `InvalidInput` for an invalid name, `Unsupported` if the backend cannot show who holds a lock, or an error of the store. It ends
-    /// within 1.25 times the backend's call bound.
+    /// `InvalidInput` for an invalid name, `Unsupported` if the backend cannot show who holds a lock, or an error of
+    /// the store. It ends within 1.25 times the backend's call bound.
     ///
     /// # Cancel safety
     /// Reads only.
@@ -88,8 +88,8 @@ impl LockClient {
     /// long name. Such a name is shown with `…`, and a longer prefix does not find it.
     ///
     /// # Errors
-    /// `InvalidInput` for a limit out of bounds, `Unsupported` if the backend cannot list locks, or an error of the store. It ends
-    /// within 12.5 times the backend's call bound.
+    /// `InvalidInput` for a limit out of bounds, `Unsupported` if the backend cannot list locks, or an error of the
+    /// store. It ends within 12.5 times the backend's call bound.
     ///
     /// # Cancel safety
     /// Reads only.
@@ -107,15 +107,15 @@ impl LockClient {
         .await
     }
 
-    /// Ends the lease of another holder, for an operator, if its token is still `token` ([`inspect`](Self::inspect) shows it). Returns the
-    /// raised token, or `None` if that lease had ended.
+    /// Ends the lease of another holder, for an operator, if its token is still `token` ([`inspect`](Self::inspect)
+    /// shows it). Returns the raised token, or `None` if that lease had ended.
     ///
-    /// The old holder learns of it with its next renewal and may continue to write until then. To prevent that, send the raised token to
-    /// the protected resource.
+    /// The old holder learns of it with its next renewal and may continue to write until then. To prevent that, send
+    /// the raised token to the protected resource.
     ///
     /// # Errors
-    /// `InvalidInput` for an invalid name, `Unsupported` if the backend cannot break locks, `Indeterminate` if the lease may have been
-    /// ended, or an error of the store. It ends within 1.25 times the backend's call bound.
+    /// `InvalidInput` for an invalid name, `Unsupported` if the backend cannot break locks, `Indeterminate` if the
+    /// lease may have been ended, or an error of the store. It ends within 1.25 times the backend's call bound.
     ///
     /// # Cancel safety
     /// If this future is dropped, the lease may have been ended.
@@ -134,7 +134,8 @@ impl LockClient {
     /// Checks whether the store is fit for locks. A check with a warning or an error has a hint.
     ///
     /// # Errors
-    /// `Unsupported` if the backend cannot check its store, or an error of the store. It ends within 3.75 times the backend's call bound.
+    /// `Unsupported` if the backend cannot check its store, or an error of the store. It ends within 3.75 times the
+    /// backend's call bound.
     ///
     /// # Cancel safety
     /// Reads only.
@@ -148,7 +149,8 @@ impl LockClient {
         .await
     }
 
-    /// Calls an extension of the backend. Takes at most so many call bounds.
+    /// Calls an extension of the backend, for at most `bounds` call bounds. `silence` is the kind of the error if that
+    /// is too short.
     async fn ask<T, F>(
         &self,
         bounds: u32,
@@ -185,17 +187,17 @@ impl LockClient {
     }
 
     /// Ends this client and its clones: pending acquires fail, every lease is released and its holder notified
-    /// ([`LossReason::Shutdown`](crate::LossReason::Shutdown)). Waits until the store has replied. It does not wait for the end of a
-    /// [`min_hold`](crate::Lock::min_hold).
+    /// ([`LossReason::Shutdown`](crate::LossReason::Shutdown)). Waits until the store has replied. It does not wait for
+    /// the end of a [`min_hold`](crate::Lock::min_hold).
     ///
     /// # Errors
-    /// [`Indeterminate`](ErrorKind::Indeterminate) if the store did not reply for two call bounds, or the ttl ended before it
-    /// replied. The keeper continues in the background, and each lease ends by its ttl at the latest.
-    /// [`Lost`](ErrorKind::Lost) if everything has ended, but a release that this call made, or that was repeated in the background, found
-    /// no lease. That lease was lost before, and another client may have held the lock. After a call of the release without a reply, that
-    /// call may have ended the lease instead. Where the store still shows the fencing token of the lease as the last one, it has not been
-    /// lost, and there is no error. Each such release is reported once.
-    /// [`InvalidInput`](ErrorKind::InvalidInput) on a tokio runtime without timers. Nothing was ended.
+    /// [`Indeterminate`](ErrorKind::Indeterminate) if the store did not reply for two call bounds, or the ttl ended
+    /// before it replied. The keeper continues in the background, and each lease ends by its ttl at the latest.
+    /// [`Lost`](ErrorKind::Lost) if everything has ended, but a release that this call made, or that was repeated in
+    /// the background, found no lease. That lease was lost before, and another client may have held the lock. After a
+    /// call of the release without a reply, that call may have ended the lease instead. Where the store still shows the
+    /// fencing token of the lease as the last one, it has not been lost, and there is no error. Each such release is
+    /// reported once. [`InvalidInput`](ErrorKind::InvalidInput) on a tokio runtime without timers. Nothing was ended.
     ///
     /// # Cancel safety
     /// If this future is dropped, the shutdown continues. Another call waits for it again.
@@ -205,7 +207,7 @@ impl LockClient {
     }
 }
 
-/// The longest call bound of a backend: every call of the client has an end.
+/// The longest call bound of a backend, so that every call of the client ends.
 const LONGEST_CALL_BOUND: Duration = Duration::from_secs(3600);
 
 /// Builds a [`LockClient`].
@@ -234,8 +236,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// Derives owner tokens and jitter from a seed, so that a simulation can be replayed. Do not use it in production: the owner tokens
-    /// follow from the seed.
+    /// Derives owner tokens and jitter from a seed, so that a simulation can be replayed. Do not use it in production:
+    /// the owner tokens follow from the seed.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
@@ -259,8 +261,8 @@ impl LockClientBuilder {
         self
     }
 
-    /// The part of a ttl that a holder leaves unused, in percent, 1 to 50; 10 by default. It covers the difference in rate between the
-    /// holder's clock and the store's.
+    /// The part of a ttl that a holder leaves unused, in percent, 1 to 50; 10 by default. It covers the difference in
+    /// rate between the holder's clock and the store's.
     pub fn margin_percent(mut self, percent: u8) -> Self {
         self.margin_percent = percent;
         self
@@ -275,9 +277,9 @@ impl LockClientBuilder {
     /// Builds the client and starts its keeper. It sends nothing.
     ///
     /// # Errors
-    /// `InvalidInput` for a margin or label out of bounds, a backend whose call bound is longer than an hour, or a keeper on the
-    /// current runtime where there is none, or one without timers;
-    /// `Unavailable` when the system cannot start a thread.
+    /// `InvalidInput` for a margin or label out of bounds, a backend whose call bound is longer than an hour, or a
+    /// keeper on the current runtime where there is none, or one without timers; `Unavailable` when the system cannot
+    /// start a thread.
     pub fn build(self) -> Result<LockClient> {
         if !(1..=50).contains(&self.margin_percent) {
             return Err(Error::invalid(format!("a margin is 1 to 50 percent, not {}", self.margin_percent)));

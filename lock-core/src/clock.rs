@@ -49,15 +49,15 @@ impl fmt::Debug for Stamp {
 
 /// A clock that never goes back and counts the time that the machine sleeps.
 ///
-/// One clock serves a whole client: its stamps, its deadlines, and the memory backend where that is used.
-/// Tests inject their own.
+/// One clock serves a whole client: its stamps, its deadlines, and the memory backend if it is used. Tests inject their
+/// own.
 pub trait Clock: Send + Sync + 'static {
     /// The time now.
     fn now(&self) -> Stamp;
 
-    /// How long the keeper sleeps on the runtime's timer before it reads this clock again, when the next thing
-    /// to do is at `until`. The runtime's timer stops while the machine is suspended and may tick at
-    /// another rate, so a clock may answer with less than the whole time.
+    /// How long the keeper sleeps on the runtime's timer before it reads this clock again, if the next task is due at
+    /// `until`. The runtime's timer stops while the machine is suspended and may run at another rate, so a clock may
+    /// return less than the whole time.
     fn sleep_time(&self, until: Stamp) -> Duration;
 }
 
@@ -72,8 +72,8 @@ pub struct SystemClock {
     start: Reading,
 }
 
-/// The longest sleep while something is due: after a suspend, in which the runtime's timer stood still,
-/// a loss is reported at most this late. Two wake-ups a second cost nothing that can be measured.
+/// The longest sleep while something is due: after a suspend, in which the runtime's timer stood still, a loss is
+/// reported at most this late. The cost of two wake-ups a second cannot be measured.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 impl SystemClock {
@@ -135,8 +135,9 @@ impl Reading {
     }
 }
 
-/// The machine's clock since boot: the same for all its processes, and never stepped. It continues while the machine is suspended on Linux
-/// and Android (`CLOCK_BOOTTIME`) and on Apple's systems. `None` where the system has no such clock, as on Windows.
+/// The machine's clock since boot: the same for all its processes, and never stepped. It continues while the machine is
+/// suspended on Linux and Android (`CLOCK_BOOTTIME`) and on Apple's systems. `None` where the system has no such clock,
+/// as on Windows.
 ///
 /// It may be slewed by NTP. The margin of a lease covers that.
 pub fn time_since_boot() -> Option<Duration> {

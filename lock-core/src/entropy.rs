@@ -9,7 +9,8 @@ use rand::{Rng, RngExt, SeedableRng};
 use crate::sync::lock;
 use crate::token::OwnerToken;
 
-/// The thread's generator, which the system seeds, or one with a seed so that a simulation can be replayed.
+/// The thread's generator, which the system seeds, or a generator with a given seed, so that a simulation can be
+/// replayed.
 #[derive(Debug)]
 pub(crate) enum Entropy {
     Thread,

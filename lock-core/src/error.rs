@@ -34,8 +34,8 @@ pub enum ErrorKind {
 /// An error, with the lock, the backend and the action. Cheap to clone.
 ///
 /// The text is a fragment in lower case. It says that a request may have taken effect if the kind is
-/// [`Indeterminate`](ErrorKind::Indeterminate), and never otherwise. It prints no cause that [`source`](std::error::Error::source)
-/// returns, no owner token and no password.
+/// [`Indeterminate`](ErrorKind::Indeterminate), and never otherwise. It prints no cause that
+/// [`source`](std::error::Error::source) returns, no owner token and no password.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -51,7 +51,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of a kind, with a fragment of text that says what happened and, where it can, how to correct it.
+    /// An error of a kind, with a text that says what failed and, if possible, how to correct it.
     pub fn new(kind: ErrorKind, text: impl Into<Cow<'static, str>>) -> Self {
         Self(Box::new(Inner {
             kind,
@@ -79,7 +79,7 @@ impl Error {
         Self::new(ErrorKind::Indeterminate, "the connection broke during the request")
     }
 
-    /// A reply is not one of the store, so the outcome of its request is unknown.
+    /// The reply is not one that the store gives, so the outcome of its request is unknown.
     pub fn unexpected_reply() -> Self {
         let text = "the server does not give such a reply: is there a proxy in between?";
         Self::new(ErrorKind::Indeterminate, text)
@@ -95,22 +95,22 @@ impl Error {
         Self::new(ErrorKind::Lost, "the lease is not current any more: nothing was written")
     }
 
-    /// Adds the cause. Its text is not repeated by this error's own.
+    /// Adds the cause. This error's own text does not repeat it.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         self.0.source = Some(Arc::new(source));
         self
     }
 
-    /// Marks a limit that passes without an operator, such as connections that other clients close again. A wait for a lock then goes on
-    /// after a [`Capacity`](ErrorKind::Capacity) error, which would end it otherwise.
+    /// Marks a limit that passes without an operator, such as connections that other clients close again. A wait for a
+    /// lock then continues after a [`Capacity`](ErrorKind::Capacity) error, which would otherwise end it.
     #[must_use]
     pub fn passing_by_itself(mut self) -> Self {
         self.0.passes_by_itself = true;
         self
     }
 
-    /// Adds the action (a verb: "acquire"), the lock and the backend, where the error does not have them yet.
+    /// Adds the action (a verb: "acquire"), the lock and the backend, unless the error has them already.
     #[must_use]
     pub fn during(mut self, action: &'static str, lock: &LockName, backend: &'static str) -> Self {
         self.0.action.get_or_insert(action);
@@ -126,7 +126,8 @@ impl Error {
         self
     }
 
-    /// The same error for a request that certainly had no effect, such as one that was not sent: `Indeterminate` becomes `Unavailable`.
+    /// The same error for a request that certainly had no effect, such as one that was not sent: `Indeterminate`
+    /// becomes `Unavailable`.
     #[must_use]
     pub fn without_effect(self) -> Self {
         if self.kind() == ErrorKind::Indeterminate { self.with_kind(ErrorKind::Unavailable) } else { self }
@@ -142,12 +143,12 @@ impl Error {
         self.0.passes_by_itself
     }
 
-    /// The lock that it was about.
+    /// The lock, if the error is about one.
     pub fn lock(&self) -> Option<&LockName> {
         self.0.lock.as_ref()
     }
 
-    /// The backend that it happened on.
+    /// The backend, if the error happened on one.
     pub fn backend(&self) -> Option<&'static str> {
         self.0.backend
     }

@@ -7,7 +7,8 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// Acquires with the same `HolderId` on the same client share one lease and one fencing token.
 ///
-/// Without one, an acquire is not re-entrant: a second acquire waits like any other. An id is valid for one client, inside one process.
+/// Without one, an acquire is not re-entrant: a second acquire waits like any other. An id is valid for one client,
+/// inside one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HolderId(NonZeroU64);
 

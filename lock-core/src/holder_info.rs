@@ -11,11 +11,11 @@ use crate::name::LockName;
 pub struct HolderInfo {
     /// The host's name.
     pub host: String,
-    /// The process.
+    /// The id of the process.
     pub pid: u32,
     /// When the client was created, in seconds since the Unix epoch by the host's wall clock.
     pub started: u64,
-    /// A label that the user chose; empty when there is none.
+    /// A label that the user chose; empty if there is none.
     pub label: String,
 }
 
@@ -57,7 +57,7 @@ impl HolderInfo {
             }
             let end = (0..=text.len().min(limit)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
             let text = &text[..end];
-            // Every acquire encodes it, and it mostly is what it should be.
+            // Each acquire encodes it, so the common case, plain ASCII, is copied whole.
             if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
                 out.push_str(text);
             } else {
@@ -67,7 +67,8 @@ impl HolderInfo {
         out
     }
 
-    /// Decodes the stored form into the name of the lock, as far as it was stored, and the holder. Returns `None` for any other text.
+    /// Decodes the stored form into the name of the lock, as far as it was stored, and the holder. Returns `None` for
+    /// any other text.
     pub fn decode(stored: &str) -> Option<(String, Self)> {
         let mut parts = stored.split('\t');
         let mut next = || parts.next().map(str::to_owned);

@@ -5,16 +5,18 @@
 //!   `std::sync::Mutex`: they cannot be lost.
 //! - **When the protected resource can decide by itself**, let it: a unique key, a conditional write, a
 //!   transaction with `SELECT … FOR UPDATE` on the row in question. No lease is as strong as that.
-//! - **When correctness hangs on the lock alone**, it is not enough. A holder can be paused after it checks the lease and before it writes.
-//!   Send the [`FencingToken`] to the resource with each write, and let the resource refuse lower tokens.
+//! - **When correctness depends on the lock alone**, a lock is not enough. A holder can be paused after it checks the
+//!   lease and before it writes. Send the [`FencingToken`] to the resource with each write, and let the resource refuse
+//!   lower tokens.
 //!
-//! What a lock of this kind does well: it keeps work from being done twice at the same time by mistake, on many machines, and notifies the
-//! holder when it must stop.
+//! What such a lock does well: it keeps work from being done twice at the same time by mistake, across many machines,
+//! and notifies the holder when it must stop.
 //!
 //! # Overview
-//! A [`LockClient`] combines a [`LockBackend`](backend::LockBackend) with defaults. [`LockClient::lock`] returns a [`Lock`] by name, and
-//! acquiring it returns a [`LockGuard`]. The [`LeaseKeeper`] renews the lease of each guard and reports a [`Loss`].
-//! [`MemoryBackend`](memory::MemoryBackend) is the backend for the tests of programs, and the reference for every other backend.
+//! A [`LockClient`] combines a [`LockBackend`](backend::LockBackend) with defaults. [`LockClient::lock`] returns a
+//! [`Lock`] by name, and acquiring it returns a [`LockGuard`]. The [`LeaseKeeper`] renews the lease of each guard and
+//! reports a [`Loss`]. [`MemoryBackend`](memory::MemoryBackend) is the backend for the tests of programs, and the
+//! reference for every other backend.
 //!
 //! ```
 //! use std::time::Duration;
@@ -31,20 +33,21 @@
 //! ```
 //!
 //! # Time
-//! The store counts a ttl from the moment at which it processes the request. The holder counts it from before it *sends* that request,
-//! and leaves a margin of 10 % unused. So the validity ends before the store can grant the lock to another client. This holds as long
-//! as the store keeps what it acknowledged, and neither clock gains more than the margin on the other. [`Clock`](backend::Clock) says
-//! which clock of the system the holder reads. Every instant in this crate is a [`Stamp`](backend::Stamp) of that clock. No wall clock
-//! is read.
+//! The store counts a ttl from the moment at which it processes the request. The holder counts it from before it
+//! *sends* that request, and leaves a margin of 10 % unused. So the validity ends before the store can grant the lock
+//! to another client. This holds as long as the store keeps what it acknowledged, and neither clock gains more than the
+//! margin on the other. [`Clock`](backend::Clock) says which clock of the system the holder reads. Every instant in
+//! this crate is a [`Stamp`](backend::Stamp) of that clock. No wall clock is read.
 //!
 //! # Runtimes
-//! The futures of this crate run on any executor. On tokio, a call runs on the caller's runtime. That runtime needs timers
-//! (`enable_time`), or the call fails with [`InvalidInput`](ErrorKind::InvalidInput). On another executor, a call runs on the keeper's
-//! runtime. The keeper runs on a thread of its own, unless [`KeeperRuntime`] says otherwise.
+//! The futures of this crate run on any executor. On tokio, a call runs on the caller's runtime. That runtime needs
+//! timers (`enable_time`), or the call fails with [`InvalidInput`](ErrorKind::InvalidInput). On another executor, a
+//! call runs on the keeper's runtime. The keeper runs on a thread of its own, unless [`KeeperRuntime`] says otherwise.
 //!
 //! # Logs
-//! This crate emits `tracing` events: `debug` for a grant, a place in a queue and a withdrawn claim, `warn` for a lease that is lost or
-//! cannot be renewed. [`LockClient::stats`] returns counters for a metrics exporter. Neither contains an owner token.
+//! This crate emits `tracing` events: `debug` for a grant, a place in a queue and a withdrawn claim, `warn` for a lease
+//! that is lost or cannot be renewed. [`LockClient::stats`] returns counters for a metrics exporter. Neither contains
+//! an owner token.
 
 #![warn(clippy::exhaustive_enums)]
 

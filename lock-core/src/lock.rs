@@ -34,32 +34,34 @@ impl Lock {
     }
 
     /// How the lock is held, [`Mode::Exclusive`] by default. An acquire in a mode that is not in
-    /// [`Capabilities::modes`](crate::backend::Capabilities) fails with [`Unsupported`](ErrorKind::Unsupported) before anything is sent.
+    /// [`Capabilities::modes`](crate::backend::Capabilities) fails with [`Unsupported`](ErrorKind::Unsupported) before
+    /// anything is sent.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.terms.mode = mode;
         self
     }
 
-    /// How long the lease lasts unless it is renewed, and so how long a holder that died blocks the others. The backend's
-    /// [`Capabilities`](crate::backend::Capabilities) give its bounds, and the granularity that it is rounded up to.
+    /// How long the lease lasts unless it is renewed, and so how long a holder that died blocks the others. The
+    /// backend's [`Capabilities`](crate::backend::Capabilities) give its bounds, and the granularity that it is rounded
+    /// up to.
     ///
     /// A lease that had to wait in a server's queue begins with what is left of its place (at most
-    /// [`max_place_ttl`](crate::backend::Capabilities::max_place_ttl)). The keeper renews it to the whole ttl 100 ms after the grant,
-    /// or earlier when little is left.
+    /// [`max_place_ttl`](crate::backend::Capabilities::max_place_ttl)). The keeper renews it to the whole ttl 100 ms
+    /// after the grant, or earlier when little is left.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.terms.ttl = ttl;
         self
     }
 
-    /// How long an acquire may take in all, connecting included. With zero, it makes one attempt, which takes at most the backend's call
-    /// bound, and does not queue.
+    /// How long an acquire may take in all, connecting included. With zero, it makes one attempt and does not queue.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// A fixed lease: the keeper does not renew it, and it ends after its ttl. A lease that had to wait in a server's queue begins with
-    /// what is left of its place, and the keeper renews it once to its own ttl, 100 ms after the grant or earlier.
+    /// A fixed lease: the keeper does not renew it, and it ends after its ttl. A lease that had to wait in a server's
+    /// queue begins with what is left of its place, and the keeper renews it once to its own ttl, 100 ms after the
+    /// grant or earlier.
     pub fn without_renewal(mut self) -> Self {
         self.terms.kind = LeaseKind::Fixed;
         self
@@ -67,38 +69,41 @@ impl Lock {
 
     /// The longest hold, counted from the grant. It ends the hold of work that hangs in a process that lives.
     ///
-    /// lock-core requests the lease with the smaller of its ttl and `max_hold`, and each renewal requests no more than what is left of
-    /// `max_hold`. So the holder receives [`MaxHold`](crate::LossReason::MaxHold) by then, earlier by at most the margin of the ttl. At the
-    /// store, the lease ends by then too. It can end later by the time for which the last renewal was in flight, plus the rounding of a
-    /// ttl. It never ends before the store's shortest ttl ([`min_ttl`](crate::backend::Capabilities::min_ttl)) has passed. Where leases
-    /// share a session ([`TtlScope::Session`](crate::backend::TtlScope::Session)) or have a connection of their own
-    /// ([`TtlScope::Connection`](crate::backend::TtlScope::Connection)), the keeper releases the lease when the hold has ended.
+    /// lock-core requests the lease with the smaller of its ttl and `max_hold`, and each renewal requests no more than
+    /// what is left of `max_hold`. So the holder receives [`MaxHold`](crate::LossReason::MaxHold) at that time, or
+    /// earlier by at most the margin of the ttl. At the store, the lease ends at that time too, or later by the time
+    /// for which the last renewal was in flight, plus the rounding of a ttl. It never ends before the store's shortest
+    /// ttl ([`min_ttl`](crate::backend::Capabilities::min_ttl)) has passed. Where leases share a session
+    /// ([`TtlScope::Session`](crate::backend::TtlScope::Session)) or have a connection of their own
+    /// ([`TtlScope::Connection`](crate::backend::TtlScope::Connection)), the keeper releases the lease when the hold
+    /// has ended.
     ///
-    /// A place in a server's queue is requested with the same ttl, so a waiter with a short `max_hold` renews more often.
-    /// [`min_hold`](Self::min_hold) is at most `max_hold`.
+    /// A place in a server's queue is requested with the same ttl, so a waiter with a short `max_hold` renews more
+    /// often. [`min_hold`](Self::min_hold) is at most `max_hold`.
     pub fn max_hold(mut self, max_hold: Duration) -> Self {
         self.terms.max_hold = Some(max_hold);
         self
     }
 
-    /// The shortest hold: after an earlier release, others see the lock as held until this long after the grant. Use it for a job that
-    /// ends in 10 ms and must not run again on a host whose clock is 2 s behind.
+    /// The shortest hold: after an earlier release, other clients see the lock as held until this long after the grant.
+    /// Use it for a job that ends in 10 ms and must not run again on a host whose clock is 2 s behind.
     ///
-    /// If the outcome of a request of the claim is unknown, the keeper also withdraws the claim at the end of `min_hold`, so that a late
-    /// copy of the request has no effect. If the process exits before that, a lease that a late copy takes ends by its ttl.
+    /// If the outcome of a request of the claim is unknown, the keeper also withdraws the claim at the end of
+    /// `min_hold`, so that a late copy of the request has no effect. If the process exits before that, a lease that a
+    /// late copy takes ends by its ttl.
     ///
-    /// Where leases share a session ([`TtlScope::Session`](crate::backend::TtlScope::Session)) or have a connection of their own
-    /// ([`TtlScope::Connection`](crate::backend::TtlScope::Connection)), the store cannot let a single lease expire. The keeper renews it
-    /// until then, also after a [shutdown](crate::LockClient::shutdown), and releases it. If the process ends before, the lease ends by the
-    /// ttl of the session, or at once with the connection.
+    /// Where leases share a session ([`TtlScope::Session`](crate::backend::TtlScope::Session)) or have a connection of
+    /// their own ([`TtlScope::Connection`](crate::backend::TtlScope::Connection)), the store cannot let a single lease
+    /// expire. The keeper renews it until then, even after a [shutdown](crate::LockClient::shutdown), and then releases
+    /// it. If the process ends before that, the lease ends by the ttl of the session, or at once with the connection.
     pub fn min_hold(mut self, min_hold: Duration) -> Self {
         self.terms.min_hold = Some(min_hold);
         self
     }
 
-    /// Re-entry: acquires with the same holder on the same client share one lease and one token. The lease ends with the last guard.
-    /// The acquires must agree in ttl, kind of renewal, `max_hold` and `min_hold`. One that does not agree fails with
-    /// [`InvalidInput`](ErrorKind::InvalidInput).
+    /// Re-entry: acquires with the same holder on the same client share one lease and one token. The lease ends with
+    /// the last guard. The acquires must agree in ttl, kind of renewal, `max_hold` and `min_hold`. One that does not
+    /// agree fails with [`InvalidInput`](ErrorKind::InvalidInput).
     pub fn holder(mut self, holder: HolderId) -> Self {
         self.terms.holder = Some(holder);
         self
@@ -107,22 +112,23 @@ impl Lock {
     /// Waits for the lock and acquires it.
     ///
     /// # Errors
-    /// - [`Timeout`](ErrorKind::Timeout): another claim held the lock for the whole wait. This is based on a request sent within the last
-    ///   1.25 × [`call_bound`](crate::backend::Capabilities::call_bound) of the wait.
-    /// - [`Unavailable`](ErrorKind::Unavailable): the store could not be reached during the wait. The acquire had no effect.
-    /// - [`Indeterminate`](ErrorKind::Indeterminate): the outcome is unknown. The caller does not hold the lock, but others may see it as
-    ///   held until the keeper has withdrawn the claim in the background, or its ttl has passed.
-    /// - [`InvalidInput`](ErrorKind::InvalidInput): a name or duration out of bounds, a ttl that this server does not grant, or a tokio
-    ///   runtime without timers (`enable_time`). Nothing was acquired.
+    /// - [`Timeout`](ErrorKind::Timeout): another claim held the lock for the whole wait. This is based on a request
+    ///   sent within the last 1.25 × [`call_bound`](crate::backend::Capabilities::call_bound) of the wait.
+    /// - [`Unavailable`](ErrorKind::Unavailable): the store could not be reached during the wait. The acquire had no
+    ///   effect.
+    /// - [`Indeterminate`](ErrorKind::Indeterminate): the outcome is unknown. The caller does not hold the lock, but
+    ///   others may see it as held until the keeper has withdrawn the claim in the background, or its ttl has passed.
+    /// - [`InvalidInput`](ErrorKind::InvalidInput): a name or duration out of bounds, a ttl that this server does not
+    ///   grant, or a tokio runtime without timers (`enable_time`). Nothing was acquired.
     /// - [`Auth`](ErrorKind::Auth), [`Capacity`](ErrorKind::Capacity), [`Unsupported`](ErrorKind::Unsupported): at
-    ///   once, because waiting does not help. A limit that passes by itself, as too many connections to the server, is
-    ///   `Capacity` only at the end of the wait.
+    ///   once, because waiting does not help. A limit that passes by itself, such as too many connections to the
+    ///   server, is `Capacity` only at the end of the wait.
     ///
     /// It ends within the wait or, with a wait of zero, within 1.25 times the backend's call bound.
     ///
     /// # Cancel safety
-    /// If this future is dropped at any await, the claim neither holds nor waits afterwards: a request in flight is completed in the
-    /// background, and the claim is withdrawn.
+    /// If this future is dropped at any await, the claim neither holds nor waits afterwards: a request in flight is
+    /// completed in the background, and the claim is withdrawn.
     pub async fn acquire(&self) -> Result<LockGuard> {
         let on_contention = if self.wait.is_zero() { OnContention::Fail } else { OnContention::Queue };
         self.begin(on_contention).await
@@ -143,12 +149,12 @@ impl Lock {
         }
     }
 
-    /// Acquires the lock, runs the work, and releases the lock. The work gets the fencing token. It is dropped at its current await when
-    /// the lease is lost.
+    /// Acquires the lock, runs the work, and releases the lock. The work gets the fencing token. It is dropped at its
+    /// current await when the lease is lost.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), and [`Lost`](ErrorKind::Lost) if the lease was lost before the work ended or before its release.
-    /// A release whose outcome is unknown is not an error here, because the work is done.
+    /// As [`acquire`](Self::acquire), and [`Lost`](ErrorKind::Lost) if the lease was lost before the work ended or
+    /// before its release. A release whose outcome is unknown is not an error here, because the work is done.
     ///
     /// # Cancel safety
     /// If this future is dropped, it drops the work, and the lock is released in the background.
@@ -187,7 +193,7 @@ impl Lock {
         acquired.map_err(|error| error.during("acquire", &name, backend))
     }
 
-    /// The terms of an acquire. The ttl is no longer than `max_hold`, where the store has ttls that short.
+    /// The terms of an acquire, checked. The ttl is no longer than `max_hold`, if the store has ttls that short.
     fn check(&self, name: &LockName, on_contention: OnContention) -> Result<Terms> {
         let capabilities = self.keeper.capabilities();
         let Terms { mode, ttl, max_hold, min_hold, .. } = self.terms;
@@ -225,7 +231,7 @@ async fn acquire(
     wait: Duration,
 ) -> Result<LockGuard> {
     let keeper: &Arc<LeaseKeeper> = handle;
-    // Before there is anything to send.
+    // Before anything can be sent, so that an acquire on a runtime without timers has no effect.
     let timer = timer(wait)?;
     let (mut ticket, first) = match handle.enter(name, terms, on_contention, wait)? {
         Entry::Shared(guard) => return Ok(guard),
@@ -240,8 +246,9 @@ async fn acquire(
     let waited = {
         let mut attempt = first.map(|first| RunToEnd::new(keeper.home(), keeper.clone().attempt(first), ()));
         let answered = poll_fn(|cx| {
-            // The attempt brings the outcome about, and a task that wakes itself costs another turn. So nobody is notified of it
-            // meanwhile, and it is looked at again afterwards. It may be known before, as at a shutdown.
+            // The attempt itself sends the outcome, and would wake this task, which costs another turn on the runtime.
+            // So this poll registers no waker, and the outcome is polled again after the attempt. It may be known
+            // before that, as at a shutdown.
             if attempt.is_some()
                 && let Poll::Ready(known) = ticket.poll_outcome(&mut Context::from_waker(Waker::noop()))
             {

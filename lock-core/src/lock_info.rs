@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::holder_info::HolderInfo;
 use crate::token::FencingToken;
 
-/// The state of a lock as the store saw it when it replied. It may have changed since: show it to people, and do not decide by it who
-/// may work.
+/// The state of a lock as the store saw it when it replied. It may have changed since: show it to people, but do not
+/// use it to decide who may work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LockInfo {
@@ -24,7 +24,7 @@ impl LockInfo {
         Self { last_token, holders, waiters }
     }
 
-    /// Whether anybody holds the lock.
+    /// Whether the lock is held.
     pub const fn is_held(&self) -> bool {
         !self.holders.is_empty()
     }
@@ -43,10 +43,10 @@ pub struct LeaseInfo {
     pub token: FencingToken,
     /// How long it lasts unless it is renewed, or an upper bound of that: see [`ttl_left_exact`](Self::ttl_left_exact).
     pub ttl_left: Duration,
-    /// Whether the store knows when the lease ends. If not, `ttl_left` is the whole ttl: the lease may end at any time before that, and a
-    /// dead holder looks like one that lives.
+    /// Whether the store knows when the lease ends. If not, `ttl_left` is the whole ttl: the lease may end at any time
+    /// before that, and a dead holder looks like a live one.
     pub ttl_left_exact: bool,
-    /// Who holds it, where the store kept that.
+    /// Who holds it, if the store has kept that.
     pub holder: Option<HolderInfo>,
 }
 

@@ -8,7 +8,8 @@ use crate::error::{Error, ErrorKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The validity ended without a renewal that the store confirmed: the store did not reply or failed, or this process was paused.
+    /// The validity ended without a renewal that the store confirmed: the store did not reply or failed, or this
+    /// process was paused.
     Expired,
     /// The store replied that this holder no longer has the lease.
     Gone,
@@ -22,7 +23,7 @@ pub enum LossReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Loss {
-    /// Why.
+    /// Why the lease was lost.
     pub reason: LossReason,
 }
 

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 
-/// What stays as it is in an encoded name: `A-Z a-z 0-9 _ -`.
+/// The bytes that an encoded name escapes: all but `A-Z a-z 0-9 _ -`.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'_').remove(b'-');
 
 /// The length of the digest form: `~` and 64 hexadecimal digits.
@@ -53,9 +53,9 @@ impl LockName {
 
     /// The name in the alphabet `A-Z a-z 0-9 _ - % ~`, at most `limit` bytes long.
     ///
-    /// Every other byte becomes `%XX`. What would be longer than `limit` becomes `~` and the SHA-256
-    /// of the name in hexadecimal: a plain form never contains `~`, so no two names share an encoding
-    /// (short of a SHA-256 collision). The encoding is part of the stored state and never changes.
+    /// Every other byte becomes `%XX`. If that is longer than `limit`, the result is `~` and the SHA-256 of the name in
+    /// hexadecimal. A plain form never contains `~`, so no two names share an encoding (short of a SHA-256 collision).
+    /// The encoding is part of the stored state and never changes.
     ///
     /// # Panics
     /// When `limit` is below 65, the length of the digest form.
@@ -87,14 +87,15 @@ impl LockName {
         }
     }
 
-    /// Whether [`encode`](Self::encode) gives the plain form, which tells the name, and not the digest form.
+    /// Whether [`encode`](Self::encode) returns the plain form, from which the name can be decoded, and not the digest
+    /// form.
     pub fn is_plain_within(&self, limit: usize) -> bool {
-        // Each byte takes three at most.
+        // An encoded byte takes at most three, so a short name needs no count.
         self.0.len() <= limit / 3 || utf8_percent_encode(&self.0, ESCAPED).map(str::len).sum::<usize>() <= limit
     }
 
-    /// The name of which `encoded` is the plain form; `None` for the digest form, and for what [`encode`](Self::encode) does
-    /// not give.
+    /// The name of which `encoded` is the plain form; `None` for the digest form, and for what [`encode`](Self::encode)
+    /// never returns.
     pub fn decode(encoded: &str) -> Option<Self> {
         let name = Self::new(percent_decode_str(encoded).decode_utf8().ok()?).ok()?;
         (name.encode(encoded.len().max(DIGEST_LEN)) == encoded).then_some(name)

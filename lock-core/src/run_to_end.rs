@@ -6,8 +6,9 @@ use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 
-/// Polls a call in place. If the returned future is dropped between its first poll and its end, the call continues in the background: on
-/// the runtime of whoever drops it, or on `home` if that is none. A runtime that shuts down drops the call all the same.
+/// Polls a call in place. If the returned future is dropped between its first poll and its end, the call continues in
+/// the background: on the tokio runtime where it is dropped, or on `home` outside of a runtime. A runtime that shuts
+/// down still drops the call.
 pub fn run_to_end<F>(home: &Handle, call: F) -> impl Future<Output = F::Output> + Send
 where
     F: Future + Send + 'static,
@@ -19,8 +20,8 @@ where
 /// A call that continues in the background when it is dropped between its first poll and its end: many clients of
 /// stores misbehave when a future is dropped in the middle of a request. It spawns a task only when it is dropped.
 ///
-/// It continues where its connection is: on the caller's runtime. One that shuts down drops it all the same, and one that is not
-/// driven any more never ends it. So the keeper must not depend on its end.
+/// It continues where its connection is, on the caller's runtime. A runtime that shuts down still drops it, and on a
+/// runtime that nothing drives any more it never ends. So the keeper must not depend on its end.
 pub(crate) struct RunToEnd<'a, F, A>
 where
     F: Future + Send + 'static,
@@ -33,12 +34,12 @@ where
     abandoned: Option<A>,
 }
 
-/// Receives what becomes of a call that its caller dropped in the middle.
+/// Learns what happens to a call that its caller has dropped in the middle.
 pub(crate) trait Abandoned: Send + Unpin + 'static {
-    /// It is about to continue in the background.
+    /// The call is about to continue in the background.
     fn begins(&self);
 
-    /// It has come to its end there.
+    /// The call has ended there.
     fn ended(self);
 }
 
@@ -55,7 +56,7 @@ where
     F::Output: Send + 'static,
     A: Abandoned,
 {
-    /// Dropped outside of a tokio runtime, it continues on `home`.
+    /// If it is dropped outside of a tokio runtime, it continues on `home`.
     pub(crate) fn new(home: &'a Handle, call: F, abandoned: A) -> Self {
         Self { call: Some(Box::pin(call)), begun: false, home, abandoned: Some(abandoned) }
     }
@@ -71,7 +72,7 @@ where
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         self.begun = true;
-        // Taken out, so that a call that panics is not gone on with.
+        // Taken out, so that a call that panics is not polled again.
         let Some(mut call) = self.call.take() else { return Poll::Pending };
         let polled = call.as_mut().poll(cx);
         if polled.is_pending() {

@@ -13,7 +13,8 @@ pub struct Stats {
     pub granted: u64,
     /// Times that a claim got a place in the server's queue.
     pub queued: u64,
-    /// Acquires that ended with [`Timeout`](crate::ErrorKind::Timeout), including tries that found the lock held.
+    /// Acquires that ended with [`Timeout`](crate::ErrorKind::Timeout), including those of try_acquire that found the
+    /// lock held.
     pub timeouts: u64,
     /// Acquires that ended with another error.
     pub acquire_errors: u64,
@@ -46,7 +47,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// With the number of waiting acquires, which no counter has.
+            /// `waiting` is the number of waiting acquires, which is not a counter.
             pub(crate) fn read(&self, waiting: u64) -> Stats {
                 Stats {
                     $($name: self.$name.0.load(Ordering::Relaxed),)*

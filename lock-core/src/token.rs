@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// 128 random bits, drawn for every claim before anything is sent. They prove that a lease belongs to the claim.
+/// 128 random bits, drawn for each claim before anything is sent. They prove that a lease belongs to the claim.
 ///
 /// `Debug` does not show them, and there is no `Display`, because the token is enough to end the lease.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,8 +28,9 @@ impl fmt::Debug for OwnerToken {
 
 /// A number that grows with every grant of a lock, for ever.
 ///
-/// Send it to the protected resource with every write. The resource remembers the highest one that it has seen and refuses anything lower:
-/// that stops a holder that was paused for too long, and nothing else can (see Kleppmann, "How to do distributed locking", 2016).
+/// Send it to the protected resource with every write. The resource remembers the highest token that it has seen and
+/// refuses lower ones. Only that stops a holder that was paused for too long (see Kleppmann, "How to do distributed
+/// locking", 2016).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 

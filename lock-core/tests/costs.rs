@@ -1,4 +1,4 @@
-//! What a lock costs besides the store: allocations of the caller, and calls to the store when all waiters are to ask at once.
+//! What a lock costs: allocations of the caller, and calls to the store when all waiters send a request at once.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -10,8 +10,8 @@ use leasehold_core::backend::{
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{KeeperRuntime, LockClient, Result};
 
-/// An uncontended acquire and its release make a claim, a lease, the channel of the outcome and the futures of the two calls, and
-/// nothing for a schedule, a timer or a task of their own.
+/// An uncontended acquire and its release make a claim, a lease, the channel of the outcome and the futures of the two
+/// calls, and nothing for a schedule, a timer or a task of their own.
 #[test]
 fn an_uncontended_pair_allocates_little() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -32,7 +32,7 @@ fn an_uncontended_pair_allocates_little() {
     assert!(calls <= 12 && bytes <= 1536, "{calls} allocations of {bytes} bytes in all");
 }
 
-/// The memory backend, and the handle that core gave it.
+/// The memory backend, with the handle that it was attached to.
 struct Resyncing(MemoryBackend, Arc<OnceLock<CoreHandle>>);
 
 #[async_trait::async_trait]
@@ -63,7 +63,7 @@ impl LockBackend for Resyncing {
     }
 }
 
-/// After a reconnect every waiter has to ask. They ask together.
+/// After a reconnect, every waiter renews its place. They do so in batches.
 #[tokio::test]
 async fn a_thousand_waiters_ask_in_batches() {
     const WAITERS: u64 = 1000;

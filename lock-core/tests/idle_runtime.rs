@@ -1,5 +1,5 @@
-//! Calls that are dropped on a runtime that is not driven any more, as behind a synchronous wrapper: the keeper ends their claims,
-//! and then itself.
+//! Calls that are dropped on a runtime that is not driven any more, as behind a synchronous wrapper: the keeper ends
+//! their claims, and then itself.
 
 #![cfg(target_os = "linux")]
 
@@ -14,10 +14,10 @@ use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{LockClient, LockName, Result};
 
 const MS: Duration = Duration::from_millis(1);
-/// The runtime is no longer driven before it is over.
+/// Nothing drives the runtime any more when this is over.
 const DELAY: Duration = Duration::from_secs(60);
 
-/// RenewReplies acquires late.
+/// Replies to acquires late.
 struct Slow(MemoryBackend);
 
 #[async_trait]

@@ -1,5 +1,5 @@
-//! The life of a lease on the memory backend, as far as one client and a few tasks show it. What every backend has to keep
-//! is in the conformance suite; this is the first thing to run after a change in this crate.
+//! The life of a lease on the memory backend, with a few clients and tasks. The conformance suite has what every
+//! backend must do; these tests are the first to run after a change in this crate.
 
 mod support;
 
@@ -16,10 +16,10 @@ use support::eventually;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Renewed in time although the machine pauses the keeper for a second.
+/// A lease with this ttl is renewed in time even if the machine pauses the keeper for a second.
 const STEADY: Duration = Duration::from_secs(3);
 
-/// Longer than anything takes here.
+/// Longer than any step of these tests takes.
 const SOON: Duration = Duration::from_secs(20);
 
 fn client(store: &MemoryStore) -> LockClient {
@@ -185,7 +185,7 @@ async fn an_operator_lists_and_breaks() {
     assert_eq!(guard.lost().await.reason, LossReason::Gone);
 }
 
-/// A backend that promises an end of its calls in a million years has none.
+/// A backend whose calls have practically no bound.
 struct Endless(MemoryBackend);
 
 #[async_trait::async_trait]

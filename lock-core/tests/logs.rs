@@ -9,7 +9,7 @@ use tracing::span;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Asks the client for its counters at each event, as a subscriber that adds them to its lines does.
+/// Reads the client's counters at each event, as a subscriber does that adds them to its lines.
 #[derive(Clone, Default)]
 struct Asks {
     client: Arc<Mutex<Option<LockClient>>>,
@@ -17,7 +17,7 @@ struct Asks {
     events: Arc<Mutex<Vec<String>>>,
 }
 
-/// Takes the text of an event.
+/// Collects the text of an event.
 struct Message<'a>(&'a mut Vec<String>);
 
 impl tracing::field::Visit for Message<'_> {
@@ -80,7 +80,7 @@ fn a_subscriber_may_call_the_client() {
             tokio::time::sleep(50 * MS).await;
             drop(held);
             let guard = waiter.await.unwrap().unwrap();
-            // Lost: by its end, and because the store says so.
+            // Lost because it has expired, and because the store reports it.
             store.remove(guard.name());
             drop(guard);
             let fixed = client.lock("fixed").ttl(50 * MS).without_renewal().acquire().await.unwrap();

@@ -51,7 +51,7 @@ async fn everything_is_counted_once() {
     assert_eq!(seen.holders.len(), 1);
     assert!(store.inspect(&name("never")).is_none());
 
-    // Everything ends at its deadline, and not after it.
+    // Everything ends exactly at its deadline.
     clock.0.store(10_000, Ordering::SeqCst);
     let resource_counts = store.resource_counts();
     assert_eq!((resource_counts.leases, resource_counts.places), (2, 0));

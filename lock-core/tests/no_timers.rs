@@ -30,12 +30,12 @@ fn calls_are_refused_and_nothing_is_sent() {
         assert_eq!(client.shutdown().await.unwrap_err().kind(), ErrorKind::InvalidInput);
     });
     assert_eq!((client.stats().waiting, store.inspect(&name).is_none()), (0, true));
-    // The client is as good as before.
+    // The client still works.
     let runtime = Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async { lock.acquire().await.unwrap().release().await.unwrap() });
 }
 
-/// A release that is refused is one in the background, as that of a guard that is dropped.
+/// A refused release continues in the background, as that of a dropped guard.
 #[test]
 fn a_release_that_is_refused_goes_on_in_the_background() {
     let (store, name) = (MemoryStore::default(), LockName::new("job").unwrap());
@@ -50,7 +50,7 @@ fn a_release_that_is_refused_goes_on_in_the_background() {
     }
 }
 
-/// The keeper cannot live there.
+/// The keeper cannot run without timers.
 #[test]
 fn a_keeper_is_refused() {
     without_timers().block_on(async {

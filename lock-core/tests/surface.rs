@@ -1,4 +1,5 @@
-//! What a client refuses, and what it says: bounds of every input, the texts of errors, bounded calls beyond the contract.
+//! What a client refuses, and its messages: the bounds of every input, the texts of errors, and the bounds of slow
+//! calls.
 
 mod support;
 
@@ -121,7 +122,7 @@ async fn a_loss_says_why() {
     assert_eq!((loss.reason, &*loss.to_string()), (LossReason::Shutdown, "the client was shut down"));
 }
 
-/// A backend whose reads take a while. It says when one has been dropped.
+/// A backend whose reads take a while. It notes when one was dropped.
 #[derive(Clone, Debug, Default)]
 struct Slow {
     call_bound: Duration,
@@ -184,7 +185,7 @@ impl List for Slow {
     }
 }
 
-/// An inspection has one call bound and a quarter, and a list ten.
+/// An inspection may take 1.25 call bounds, and a list ten times that.
 #[tokio::test(start_paused = true)]
 async fn reads_end_within_their_bounds() {
     let second = Duration::from_secs(1);
@@ -200,7 +201,7 @@ async fn reads_end_within_their_bounds() {
     }
 }
 
-/// Without tokio a call runs on the keeper's runtime. It is dropped there when its caller drops it.
+/// Without tokio a call runs on the keeper's runtime. It is dropped there if its caller drops it.
 #[test]
 fn a_call_that_is_dropped_elsewhere_ends() {
     let slow = Slow { call_bound: Duration::from_secs(60), takes: Duration::from_secs(60), ..Slow::default() };
@@ -214,7 +215,7 @@ fn a_call_that_is_dropped_elsewhere_ends() {
     eventually("the call ends", || slow.dropped.load(Ordering::SeqCst));
 }
 
-/// A shared backend is the backend.
+/// A backend behind an `Arc` is a backend too.
 #[tokio::test]
 async fn a_backend_behind_an_arc_keeps_its_verbs() {
     let store = MemoryStore::default();

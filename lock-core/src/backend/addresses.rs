@@ -14,9 +14,9 @@ use crate::sync::lock;
 
 type Found = Option<Result<Vec<SocketAddr>, (io::ErrorKind, String)>>;
 
-/// The lookups of host names that are in progress. The callers of one runtime share them, and they go on when a caller gives up: a resolver
-/// that is silent for 5 s would otherwise be asked anew by each attempt, and none would last until its reply. Runtimes share none, because
-/// a lease must not wait for a runtime of the user that is not driven.
+/// The lookups of host names that are in progress. The callers of one runtime share them, and they go on when a caller
+/// gives up. Otherwise each attempt would ask a resolver that is silent for 5 s anew, and none would last until its
+/// reply. Runtimes do not share them, because a lease must not wait for a runtime of the user that nothing drives.
 #[derive(Default)]
 pub struct Lookups(Mutex<HashMap<(Id, String), watch::Receiver<Found>>>);
 
@@ -58,11 +58,12 @@ impl fmt::Debug for Lookups {
     }
 }
 
-/// Connects to all addresses of a host at once by `connect`, and returns the first connection. An address that is silent, or that refuses,
-/// takes no time from the others. The caller bounds the call. Cancel safe: attempts that are still open end with it.
+/// Connects to all addresses of a host at once by `connect`, and returns the first connection. A silent or refusing
+/// address takes no time from the others. The caller bounds the call. Cancel safe: attempts that are still open end
+/// with it.
 ///
 /// # Errors
-/// The last error of `connect`, when all have failed; `NotFound` without an address.
+/// The last error of `connect` if all have failed; `NotFound` without an address.
 pub async fn connect_to_any<T, E, F>(
     addresses: impl IntoIterator<Item = SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,
@@ -140,7 +141,7 @@ mod tests {
         }
         assert_eq!(tokio::time::timeout(SECOND * 2, lookup()).await.unwrap().unwrap(), [address]);
         assert_eq!(count.load(Ordering::Relaxed), 1);
-        // The next one asks again, since an address may change.
+        // The next call asks again, because an address may change.
         assert!(tokio::time::timeout(SECOND, lookup()).await.is_err());
         assert_eq!(count.load(Ordering::Relaxed), 2);
     }

@@ -15,8 +15,8 @@ impl Attachment {
         Self(OnceLock::new())
     }
 
-    /// Stores the handle, and returns whether it is the first. A backend serves one client: a second handle is ignored, so that the first
-    /// client keeps receiving events.
+    /// Stores the handle, and returns whether it is the first. A backend serves one client: a second handle is ignored,
+    /// so that the first client keeps receiving events.
     pub fn attach(&self, core: CoreHandle) -> bool {
         self.0.set(core).is_ok()
     }
@@ -29,7 +29,8 @@ impl Attachment {
     /// The handle.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if the backend is not attached, because it is called without a client.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if the backend is not attached, because it is called without a
+    /// client.
     pub fn core(&self) -> Result<&CoreHandle> {
         self.get().ok_or_else(|| Error::invalid("attach the backend to a client before it is called"))
     }

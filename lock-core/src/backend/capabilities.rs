@@ -35,24 +35,27 @@ pub enum Scope {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TtlScope {
-    /// Every lease has its own.
+    /// Every lease has its own ttl.
     Lease,
-    /// The leases of one client with the same ttl and [kind](crate::backend::LeaseKind) share a session, and end with it. A single lease
-    /// cannot be made to end sooner, nor be left to expire while others keep the session alive. So lock-core sends no
-    /// [`RenewPolicy::Exactly`] (a lease that is released within its `min_hold` stays held by this process until then), releases a lease
-    /// that has reached its `max_hold` or was lost by the clock, and never uses a claim for an acquire of another ttl or kind.
+    /// The leases of one client with the same ttl and [kind](crate::backend::LeaseKind) share a session, and end with
+    /// it. A single lease cannot be made to end sooner, nor be left to expire while others keep the session alive. So
+    /// lock-core sends no [`RenewPolicy::Exactly`] (a lease that is released within its `min_hold` stays held by this
+    /// process until then), releases a lease that has reached its `max_hold` or was lost by the clock, and never uses a
+    /// claim for an acquire of another ttl or kind.
     ///
-    /// The backend may reply to several renewals with one confirmation of the session, if it is no older than a third of the ttl.
+    /// The backend may reply to several renewals with one confirmation of the session, if it is no older than a third
+    /// of the ttl.
     ///
     /// [`RenewPolicy::Exactly`]: crate::backend::RenewPolicy::Exactly
     Session,
-    /// Every lease has its own, and is kept by a connection of its own: it also ends when that connection breaks or its client ends. So
-    /// lock-core sends no `RenewPolicy::Exactly`: a lease that is released within its `min_hold` stays held by this process until then. It
-    /// releases a lease that has reached its `max_hold` or was lost by the clock.
+    /// Every lease has its own ttl, and a connection of its own that keeps it: it also ends when that connection breaks
+    /// or its client ends. So lock-core sends no `RenewPolicy::Exactly`: a lease that is released within its `min_hold`
+    /// stays held by this process until then. It releases a lease that has reached its `max_hold` or was lost by the
+    /// clock.
     Connection,
 }
 
-/// How a waiter learns that it is its turn.
+/// How a waiter learns that its turn has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Waiting {
@@ -64,7 +67,7 @@ pub enum Waiting {
     Poll,
 }
 
-/// How a holder learns that its lease was ended by another party before its deadline.
+/// How a holder learns that its lease was ended before its deadline, by an operator for example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LossNotice {
@@ -80,13 +83,13 @@ pub enum LossNotice {
 pub enum Restart {
     /// Everything that was acknowledged.
     KeepsAll,
-    /// What its persistence kept; the backend guards new grants where that is not all.
+    /// What its persistence kept. If that may not be all, the backend delays new grants.
     KeepsPersisted,
     /// Nothing: leases, queue and fencing counter start again.
     KeepsNothing,
 }
 
-/// What a backend promises. Public data: the docs table is generated from it.
+/// What a backend promises. The table in the documentation is generated from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -108,33 +111,33 @@ pub struct Capabilities {
     pub ttl_scope: TtlScope,
     /// How waiting works.
     pub waiting: Waiting,
-    /// Whether clients get the lock in the order in which they came. (Waiters of one client always do.)
+    /// Whether clients get the lock in the order in which they came. The waiters of one client always do.
     pub fifo: bool,
     /// The longest ttl of a place in the server's queue.
     pub max_place_ttl: Duration,
-    /// How an ended lease is learned of.
+    /// How a holder learns that its lease was ended.
     pub loss_notice: LossNotice,
-    /// If the holder dies, a waiter that knows of its lease acquires the lock within the ttl of the holder plus this. See
-    /// [`takeover_at_worst`](Self::takeover_at_worst) for one that does not.
+    /// If the holder dies, a waiter that knows of its lease acquires the lock within the ttl of the holder plus this.
+    /// See [`takeover_at_worst`](Self::takeover_at_worst) for one that does not.
     pub takeover_slack: Duration,
     /// Where the fencing token comes from. Text for people.
     pub fencing: &'static str,
     /// Which part of the state remains after a restart.
     pub restart: Restart,
-    /// The longest that one call takes, connecting included.
+    /// The longest time that one call takes, connecting included.
     pub call_bound: Duration,
     /// The greatest number of leases and places that one renew call takes.
     pub renew_batch: usize,
-    /// Every way in which exclusion can end although the holder's lease is valid by its clock, so that only the fencing token decides.
-    /// Text for people.
+    /// Every way in which exclusion can end although the holder's lease is valid by its clock, so that only the fencing
+    /// token decides. Text for people.
     pub limits_of_exclusion: &'static [&'static str],
 }
 
 impl Capabilities {
-    /// The weakest promises, which a backend improves: exclusive locks, reached over the network, with ttls of 100 ms to
-    /// 24 hours in steps of 1 ms that end by the server's wall clock; waiters poll in no order, with places of
-    /// [`LONGEST_PLACE_TTL`] at most; a loss shows at the next renewal; a takeover within one second after the ttl; nothing is left after
-    /// a restart; a call takes one second at most, and renews 100 leases at most.
+    /// The weakest promises, which a backend improves: exclusive locks, reached over the network, with ttls of 100 ms
+    /// to 24 hours in steps of 1 ms that end by the server's wall clock; waiters poll in no order, with places of
+    /// [`LONGEST_PLACE_TTL`] at most; a loss shows at the next renewal; a takeover within one second after the ttl;
+    /// nothing is left after a restart; a call takes one second at most, and renews 100 leases at most.
     pub const fn new(backend: &'static str) -> Self {
         Self {
             backend,
@@ -171,9 +174,9 @@ impl Capabilities {
 
     /// How long after the ttl of a dead holder a waiter with this `ttl` holds, at the latest.
     ///
-    /// A server with a queue may have handed the lock to a claim of a client that had died. That claim holds for the ttl of its place. The
-    /// waiter learns of it when it renews its own place: up to a third of that place's ttl later than the
-    /// [`takeover_slack`](Self::takeover_slack).
+    /// A server with a queue may have handed the lock to a claim of a client that had died. That claim holds for the
+    /// ttl of its place. The waiter learns of it when it renews its own place: up to a third of that place's ttl later
+    /// than the [`takeover_slack`](Self::takeover_slack).
     pub fn takeover_at_worst(&self, ttl: Duration) -> Duration {
         match self.waiting {
             Waiting::ServerQueue => self.takeover_slack + period(ttl.min(self.max_place_ttl)),

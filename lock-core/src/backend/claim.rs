@@ -10,7 +10,7 @@ use crate::token::OwnerToken;
 
 /// One attempt of one client to hold a lock. It exists before, during and after its lease. Cheap to clone.
 ///
-/// Two claims are two owners, even in one task, on one connection, in one session.
+/// Two claims are two owners, even in one task, on one connection or in one session.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Claim(Arc<Inner>);
@@ -24,7 +24,7 @@ struct Inner {
 
 enum Slot {
     Own(Values),
-    /// That of the claim which this one is under another name.
+    /// The slot of the claim that this one renames.
     Of(Claim),
 }
 
@@ -49,7 +49,7 @@ impl Claim {
         Self(Arc::new(Inner { name, owner: *owner, holder: holder.clone(), slot: Slot::Of(self.clone()) }))
     }
 
-    /// The lock.
+    /// The name of the lock.
     pub fn name(&self) -> &LockName {
         &self.0.name
     }
@@ -64,9 +64,9 @@ impl Claim {
         &self.0.holder
     }
 
-    /// A value that a backend keeps for this claim, such as a key or a connection. The first call creates it. All clones of the claim share
-    /// it, and it is dropped with the last of them. A claim keeps one value of each type, so that backends that wrap others do not
-    /// interfere: use a type of your own.
+    /// A value that a backend keeps for this claim, such as a key or a connection. The first call creates it. All
+    /// clones of the claim share it, and it is dropped with the last of them. A claim keeps one value of each type, so
+    /// that backends that wrap others do not interfere: use a type of your own.
     pub fn slot<T: Default + Send + Sync + 'static>(&self) -> &T {
         let mut values = match &self.0.slot {
             Slot::Own(values) => values,

@@ -17,16 +17,16 @@ pub struct ClusterUrl {
     store: &'static str,
 }
 
-/// What a [`ClusterUrl`] says beside its parameters.
+/// The parts of a [`ClusterUrl`] beside its parameters.
 #[non_exhaustive]
 pub struct Cluster {
-    /// Without `://`.
+    /// The scheme, without `://`.
     pub scheme: String,
     /// The hosts and their ports, in the order of the URL.
     pub hosts: Vec<(String, u16)>,
     /// User and password.
     pub user: Option<(String, String)>,
-    /// Without slashes at its ends.
+    /// The path, without slashes at its ends.
     pub path: String,
 }
 
@@ -45,12 +45,12 @@ impl ClusterUrl {
         &mut self.url
     }
 
-    /// What the URL says, after the store has taken all parameters that it knows. A host without a port has this one. The error of a URL
-    /// without a host shows the `example`.
+    /// The parts of the URL, after the store has taken all parameters that it knows. A host without a port gets `port`.
+    /// The error of a URL without a host shows the `example`.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) as [`StoreUrl::finish`], if there is no host or one cannot be read, and for a user,
-    /// password or path that is not UTF-8.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) as for [`StoreUrl::finish`], if there is no host or a host
+    /// cannot be read, and for a user, password or path that is not UTF-8.
     pub fn finish(self, port: u16, example: &str) -> Result<Cluster> {
         let (store, url) = (self.store, self.url.finish()?);
         let no_host = || Error::invalid(format!("the URL of {} names a host, as in {example}", a(store)));

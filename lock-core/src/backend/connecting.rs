@@ -12,12 +12,14 @@ use super::store_url::within;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
-/// How patient a client is when it connects. An attempt takes several steps, such as the lookup of the host, TCP, TLS and the log-in,
-/// and goes on when the call that began it has given up: on a slow path no call could wait for all of them.
+/// How patient a client is when it connects. An attempt takes several steps, such as the lookup of the host, TCP, TLS
+/// and the log-in, and continues when the call that began it has given up: on a slow path, no call could wait for all
+/// steps.
 ///
-/// Each step has the bound of a call at first, because a step that the network lost never ends, and a new attempt may get through. After
-/// an attempt that ended by such a bound, the steps of the next one have twice the time, so a slow path is connected to in the end, and a
-/// server that is overloaded gets fewer log-ins. An attempt that succeeds sets the bound back.
+/// At first, each step has the bound of a call, because a step that the network has lost never ends, and a new attempt
+/// may get through. After a step has exceeded its bound, the steps of the next attempt have twice the time. So a client
+/// connects over a slow path in the end, and an overloaded server gets fewer log-ins. A successful attempt resets the
+/// bound.
 #[derive(Debug)]
 pub struct Connecting {
     first: Duration,
@@ -26,7 +28,8 @@ pub struct Connecting {
 }
 
 impl Connecting {
-    /// The longest that an attempt takes, if the user does not say: longer than a resolver that first waits 5 s for a silent server.
+    /// The default for the longest time of an attempt. It is longer than the lookup of a resolver that first waits 5 s
+    /// for a silent server.
     pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
     const BOUNDS: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(300);
@@ -47,12 +50,13 @@ impl Connecting {
         within("connect_timeout", connect_timeout, &Self::BOUNDS)
     }
 
-    /// With the bound of a call, and that of a whole attempt, of which the longer one counts.
+    /// With the bound of a call and that of a whole attempt. An attempt has at least the bound of a call.
     pub fn new(timeout: Duration, connect_timeout: Duration) -> Self {
         Self { first: timeout, longest: connect_timeout.max(timeout), step: Mutex::new(timeout) }
     }
 
-    /// Connects by a client whose steps cannot be told apart: all together have the bound of a step. `connect` gets their deadline.
+    /// Connects with a client library whose steps cannot be told apart: together they have the bound of one step.
+    /// `connect` gets their deadline.
     ///
     /// # Errors
     /// Those of `connect`.
@@ -66,7 +70,7 @@ impl Connecting {
         match &connected {
             Ok(_) => attempt.succeeded(),
             Err(_) if Instant::now() >= until => attempt.timed_out(),
-            // A server that refuses at once is not a slow one.
+            // A server that refuses at once is not slow, so the bound stays.
             Err(_) => {}
         }
         connected
@@ -105,7 +109,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// When a step ends at the latest that begins now.
+    /// The deadline of a step that begins now.
     fn step_until(&self) -> Instant {
         self.until.min(Instant::now() + self.step)
     }
@@ -115,7 +119,7 @@ impl Attempt<'_> {
         *lock(&self.connecting.step) = (self.step * 2).min(self.connecting.longest);
     }
 
-    /// When the attempt ends at the latest.
+    /// The deadline of the attempt.
     pub fn until(&self) -> Instant {
         self.until
     }

@@ -22,26 +22,26 @@ pub enum Event {
         place: PlaceNumber,
         /// The token of the grant.
         token: FencingToken,
-        /// A confirmation, if the message of the store proves one. A plain push proves none: it
-        /// says that the lease began, not when.
+        /// A confirmation, if the store's message proves one. A plain push does not: it says that the lease began, but
+        /// not when.
         confirmation: Option<Confirmation>,
     },
-    /// The lease or place of this owner is gone: session expired, own key removed.
+    /// The lease or place of this owner is gone, because its session expired or its key was removed, for example.
     Gone {
         /// The claim's owner token.
         owner: OwnerToken,
     },
-    /// The holder's lease ends sooner than the last reply to this claim said, which has a place. The keeper renews the place at once, and
-    /// the reply says when the lease ends.
+    /// This claim has a place, and the holder's lease ends sooner than the last reply said. The keeper renews the place
+    /// at once, and the reply says when the lease ends.
     EndsSooner {
         /// The claim's owner token.
         owner: OwnerToken,
     },
-    /// The lock may be free. Each client that waits for it sends one acquire. Where many may wait and the store keeps no queue, a
-    /// backend reads first whether the lock is free.
+    /// The lock may be free. Each client that waits for it sends one acquire. If many clients may wait and the store
+    /// keeps no queue, the backend first reads whether the lock is free.
     Changed(LockName),
-    /// The backend may have missed messages, as after a reconnect. The keeper checks every claim that waits. The first connection of a
-    /// backend has missed none, and is no reason to send it.
+    /// The backend may have missed messages, as after a reconnect. The keeper checks every claim that waits. The first
+    /// connection of a backend has missed nothing, so it sends no `Resync`.
     Resync,
 }
 
@@ -55,7 +55,7 @@ pub struct CoreHandle {
 }
 
 impl CoreHandle {
-    /// A handle with this clock, and a function that takes events. lock-core creates one for every client.
+    /// A handle with this clock, and a function that takes events. lock-core creates one for each client.
     pub fn new(
         clock: Arc<dyn Clock>,
         keeper: tokio::runtime::Handle,
@@ -79,8 +79,8 @@ impl CoreHandle {
         Self { events: Arc::new(events), ..self.clone() }
     }
 
-    /// Between 3/4 and 5/4 of a pause, so that clients do not act all at once. With a [seed](crate::LockClientBuilder::seed) the
-    /// result can be replayed.
+    /// Between 3/4 and 5/4 of a pause, so that clients do not act all at once. With a
+    /// [seed](crate::LockClientBuilder::seed) the result can be replayed.
     pub fn jitter(&self, pause: Duration) -> Duration {
         self.entropy.jitter(pause)
     }
@@ -95,10 +95,11 @@ impl CoreHandle {
         &self.clock
     }
 
-    /// The runtime of the lease keeper, which lives as long as the client and does not depend on the user's executor. A backend spawns on it
-    /// the tasks that a lease or a notification depends on, with their connections. A connection for single calls belongs to the runtime of
-    /// its caller ([`PerRuntime`](crate::backend::PerRuntime)). lock-core calls renewals and background releases on this runtime, and acquires
-    /// and other releases mostly on the user's own.
+    /// The runtime of the lease keeper, which lives as long as the client and does not depend on the user's executor. A
+    /// backend spawns on it the tasks that a lease or a notification depends on, with their connections. A connection
+    /// for single calls belongs to the runtime of its caller ([`PerRuntime`](crate::backend::PerRuntime)). lock-core
+    /// calls renewals and background releases on this runtime, and acquires and other releases mostly on the user's
+    /// own.
     pub fn keeper_runtime(&self) -> &tokio::runtime::Handle {
         &self.keeper
     }

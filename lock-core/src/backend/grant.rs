@@ -11,7 +11,7 @@ use crate::token::FencingToken;
 pub struct PlaceNumber(u64);
 
 impl PlaceNumber {
-    /// The number where a backend has none.
+    /// The number of a backend without places.
     pub const NONE: Self = Self(0);
 
     /// A number.
@@ -52,20 +52,20 @@ pub struct Confirmation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grant {
-    /// The token of this grant, higher than any before it.
+    /// The token of this grant, higher than every earlier token of the lock.
     pub token: FencingToken,
     /// The confirmation that the validity counts from.
     pub confirmation: Confirmation,
 }
 
 impl Grant {
-    /// A grant with one token.
+    /// A grant with this token.
     pub const fn new(token: FencingToken, confirmation: Confirmation) -> Self {
         Self { token, confirmation }
     }
 }
 
-/// The outcome of one attempt to acquire. An outcome that is not known is an error.
+/// The outcome of one attempt to acquire. An unknown outcome is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireOutcome {
@@ -78,16 +78,17 @@ pub enum AcquireOutcome {
         /// How long the holder's lease still lasts. The keeper renews the place then, or earlier on an event.
         retry_after: Duration,
     },
-    /// Another claim holds the lock, and this claim has no place, because the server keeps no queue or the claim requested no place. The
-    /// keeper sends the next acquire after `retry_after`, or earlier on an event.
+    /// Another claim holds the lock, and this claim has no place, because the server keeps no queue or the claim
+    /// requested no place. The keeper sends the next acquire after `retry_after`, or earlier on an event.
     Contended {
         /// How long the keeper waits before the next acquire. At most a third of the ttl and of
-        /// [`max_place_ttl`](crate::backend::Capabilities::max_place_ttl), also if the store notifies the client: notifications get lost.
+        /// [`max_place_ttl`](crate::backend::Capabilities::max_place_ttl), even if the store notifies the client,
+        /// because notifications get lost.
         retry_after: Duration,
     },
 }
 
-/// The outcome of a release. An outcome that is not known is an error.
+/// The outcome of a release. An unknown outcome is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseOutcome {

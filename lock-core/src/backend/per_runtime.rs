@@ -9,13 +9,14 @@ use tokio::runtime::{Handle, Id};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
-/// One value for each runtime that calls the backend. A connection for single calls, with the task that drives it, belongs to the caller's
-/// runtime, so that a call crosses no thread; it ends with that runtime. A connection that a lease or a notification depends on belongs to
-/// the [keeper's runtime](crate::backend::CoreHandle::keeper_runtime) instead, which is the caller of renewals.
+/// One value for each runtime that calls the backend. A connection for single calls, with the task that drives it,
+/// belongs to the caller's runtime, so that a call crosses no thread; it ends with that runtime. A connection that a
+/// lease or a notification depends on belongs to the [keeper's runtime](crate::backend::CoreHandle::keeper_runtime)
+/// instead, which is the caller of renewals.
 pub struct PerRuntime<T>(Mutex<HashMap<Id, T>>);
 
 impl<T> PerRuntime<T> {
-    /// Without any value.
+    /// Has no value yet.
     pub fn new() -> Self {
         Self(Mutex::new(HashMap::new()))
     }
@@ -30,8 +31,8 @@ impl<T> PerRuntime<T> {
         })
     }
 
-    /// Reads the value of a runtime. If there is none that is alive, creates it, and drops the values of other runtimes that are not
-    /// alive. The closures must not block.
+    /// Reads the value of a runtime. If there is no live value, creates one, and drops the values of all runtimes that
+    /// are not alive. The closures must not block.
     pub fn read<R>(
         &self,
         runtime: &Handle,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::backend::{Confirmation, Grant};
 use crate::error::{Error, ErrorKind, Result};
 
-/// The store's reply about one lease or place that was to be renewed.
+/// The store's reply to the renewal of one lease or place.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum RenewReply {
@@ -17,7 +17,7 @@ pub enum RenewReply {
     Granted(Grant),
     /// The place is renewed.
     Waiting {
-        /// That it does.
+        /// The confirmation of the place.
         confirmation: Confirmation,
         /// How long the holder's lease still lasts. The keeper renews the place then, or earlier on an event.
         retry_after: Duration,
@@ -32,14 +32,15 @@ pub enum RenewReply {
 
 /// Takes the replies of one renew call, each as soon as it is known.
 ///
-/// When this is dropped, each request without a reply gets [`RenewReply::Unknown`]. A second reply to the same request is ignored.
+/// When this is dropped, each request without a reply gets [`RenewReply::Unknown`]. A second reply to the same request
+/// is ignored.
 pub struct RenewReplies {
     open: Mutex<Vec<bool>>,
     sink: Box<dyn Fn(usize, RenewReply) + Send + Sync>,
 }
 
 impl RenewReplies {
-    /// Takes `count` answers and hands each, with the index of its lease, to `sink`.
+    /// Takes `count` replies and passes each to `sink`, with the index of its request.
     pub fn new(count: usize, sink: impl Fn(usize, RenewReply) + Send + Sync + 'static) -> Self {
         Self { open: Mutex::new(vec![true; count]), sink: Box::new(sink) }
     }
@@ -55,7 +56,7 @@ impl RenewReplies {
         }
     }
 
-    /// Takes the replies of a call that come together: each in the order of the requests, or the same error for all.
+    /// Takes the replies of a call that arrive together: in the order of the requests, or the same error for all.
     pub fn put_all(&self, outcome: Result<Vec<RenewReply>>) {
         match outcome {
             Ok(replies) => replies.into_iter().enumerate().for_each(|(index, answer)| self.put(index, answer)),
@@ -63,7 +64,7 @@ impl RenewReplies {
         }
     }
 
-    /// What is still open, which is not answered here any more.
+    /// Removes and returns the indexes of the requests without a reply.
     pub(crate) fn take_open(&self) -> Vec<usize> {
         let open = std::mem::take(&mut *crate::sync::lock(&self.open));
         (0..open.len()).filter(|&index| open[index]).collect()

@@ -30,11 +30,12 @@ pub enum LeaseKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum OnContention {
-    /// A place in the server's queue, where the server keeps one.
+    /// A place in the server's queue, if the server keeps one.
     #[default]
     Queue,
-    /// Nothing: the reply is [`Contended`](crate::backend::AcquireOutcome::Contended), and the store keeps nothing. An
-    /// acquire that does not wait would have to withdraw a place: another call, and a gap that others step over.
+    /// Nothing: the reply is [`Contended`](crate::backend::AcquireOutcome::Contended), and the store keeps nothing.
+    /// With a place, an acquire that does not wait would have to withdraw it: that costs another call, and leaves a gap
+    /// in the queue that other clients step over.
     Fail,
 }
 
@@ -58,14 +59,14 @@ pub struct AcquireRequest {
 }
 
 impl AcquireRequest {
-    /// The first attempt of a claim to acquire a lock exclusively, with a lease that the keeper renews, and with a place if another claim
-    /// holds the lock.
+    /// The first attempt of a claim to acquire a lock exclusively, with a lease that the keeper renews, and with a
+    /// place if another claim holds the lock.
     pub fn new(claim: Claim, ttl: Duration) -> Self {
         let (mode, kind, on_contention) = (Mode::default(), LeaseKind::default(), OnContention::default());
         Self { claim, mode, ttl, kind, on_contention, attempt: 0 }
     }
 
-    /// The same request with another answer to contention.
+    /// The same request with another choice for contention.
     #[must_use]
     pub fn on_contention(mut self, on_contention: OnContention) -> Self {
         self.on_contention = on_contention;
@@ -85,17 +86,18 @@ impl AcquireRequest {
 pub enum RenewPolicy {
     /// To the later of the old deadline and now + ttl: a late copy never shortens a lease.
     AtLeast,
-    /// To now + ttl, also when that is earlier: a holder that has released its lease lets it expire then.
+    /// To now + ttl, even if that is earlier. So a lease that was released within its `min_hold` expires at the end of
+    /// it.
     Exactly,
 }
 
-/// A lease or a place that is to be renewed.
+/// A request to renew a lease or a place.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RenewRequest {
     /// The claim that has it.
     pub claim: Claim,
-    /// The place, as far as it is known; the lease's own where the claim holds.
+    /// The place of the claim, as far as it is known. A lease keeps the number of its place.
     pub place: PlaceNumber,
     /// The ttl to renew to.
     pub ttl: Duration,
@@ -122,11 +124,12 @@ impl RenewRequest {
 pub enum Delivery {
     /// Every request has a reply.
     Confirmed,
-    /// At least one request has no reply and may still take effect. The backend makes sure that a late copy has no effect.
+    /// At least one request has no reply and may still take effect. The backend makes sure that a late copy has no
+    /// effect.
     InDoubt,
 }
 
-/// A lease or a place that is to end.
+/// A request to end a lease or a place.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ReleaseRequest {

@@ -1,13 +1,15 @@
-//! For the backend of a server that may lose data: decides when a lock may be granted again after that. Uses neither clock nor network.
+//! For the backend of a server that may lose data: decides when it may grant locks again after that. Uses neither clock
+//! nor network.
 //!
-//! A server that lost its data would grant a lock whose earlier holder still believes in its lease, for at most the ttl of that
-//! lease. So new grants wait until the server has run for the longest ttl that earlier leases may have. The epoch key, a record at the
-//! server, names the run of the server that its clients use, and the ttls in use. After such a restart the key may be gone too. So each
-//! client also remembers the ttls that it used, and the contents of the key: from every read, and from the message that follows every
-//! write, if the server has messages.
+//! A server that lost its data would grant a lock whose earlier holder still believes in its lease, for at most the ttl
+//! of that lease. So new grants wait until the server has run for as long as the longest ttl of an earlier lease. The
+//! epoch key, a record at the server, names the run of the server that its clients use, and the ttls in use. The key
+//! may be gone after such a restart too. So each client also remembers the ttls that it used, and the contents of the
+//! key: from every read, and from the message that follows every write, if the server has messages.
 //!
-//! The backend reads the run and the key on each connection before it requests a grant, and again before it requests a lease with a ttl
-//! that [`Epoch::needs_reading`]. It writes the key when [`Epoch::evaluate`] says so, if nobody has written it since, and reads again.
+//! The backend reads the run and the key on each connection before it requests a grant, and again before it requests a
+//! lease with a ttl that [`Epoch::needs_reading`]. It writes the key when [`Epoch::evaluate`] says so, unless another
+//! client has written it since, and reads again.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -17,33 +19,34 @@ use tokio::time::Instant;
 use super::StoreUrl;
 use crate::error::{Error, ErrorKind, Result};
 
-/// After a write, a ttl counts as in use for twice its length and this.
+/// After a write, a ttl counts as in use for twice its length plus this.
 const IN_USE_BEYOND: Duration = Duration::from_secs(60);
 
-/// A ttl is written again when it counts as in use for less than its length and this. At most its length and 20 s pass between two
-/// messages, so a client that misses one still knows the ttl when the next one arrives.
+/// A ttl is written again when it counts as in use for less than its length plus this. So at most its length plus 20 s
+/// pass between two messages, so a client that misses one still knows the ttl when the next one arrives.
 const REWRITE_BEFORE: Duration = Duration::from_secs(40);
 
 /// How much two readings of the same end of use may differ, because of slow replies and different clock rates.
 const TOLERANCE: Duration = Duration::from_secs(10);
 
-/// The most ttls that are remembered. Beyond it, the shortest one counts as the next longer one.
+/// The largest number of ttls that are remembered. Beyond that, the shortest one counts as the next longer one.
 const MOST_TTLS: usize = 16;
 
-/// The name of the earlier run in the key, if nobody knew that run.
+/// The name of the earlier run in the key, if no client knew it.
 const UNKNOWN_RUN: &str = "-";
 
 /// What to do after the server was restarted or replaced. A server without its data would grant a held lock at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum OnRestart {
-    /// No new grants until every earlier lease has ended, if the restart is known: to this client, or from what another client wrote
-    /// down. A server that nobody knew is used at once. The default.
+    /// No new grants until every earlier lease has ended, if the restart is known: to this client, or from what another
+    /// client wrote down. A server that no client knew is used at once. The default.
     #[default]
     QuarantineKnown,
-    /// The same, and also for a server that nobody knew. URL: `restart=quarantine`.
+    /// The same, and also for a server that no client knew. URL: `restart=quarantine`.
     Quarantine,
-    /// Never wait. For a server that keeps what it acknowledged, or resources that check the fencing tokens. URL: `restart=trust`.
+    /// Never wait. For a server that keeps what it acknowledged, or resources that check the fencing tokens. URL:
+    /// `restart=trust`.
     Trust,
 }
 
@@ -80,8 +83,8 @@ pub struct Epoch {
 pub struct Reading {
     /// The current run of the server, without spaces. A server that keeps what it acknowledged has one run for ever.
     pub run: String,
-    /// The minimal uptime of the server, or a shorter time for which certainly no earlier run has granted a lock. `None` if neither is
-    /// known, as of a replica that was promoted: the time then counts from when a client first saw this run.
+    /// The minimal uptime of the server, or a shorter time in which certainly no earlier run has granted a lock. `None`
+    /// if neither is known, as for a promoted replica: the time then counts from when a client first saw this run.
     pub uptime: Option<Duration>,
     /// The clock of the server.
     pub now: Duration,
@@ -117,11 +120,12 @@ pub enum Decision {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a backend handles every case")]
 pub enum Grants {
-    /// They are.
+    /// New grants are allowed.
     Allowed,
-    /// The server was restarted. No new grants before this time has passed.
+    /// The server was restarted. No new grants until this time has passed.
     After(Duration),
-    /// The server was restarted, and this client has requested no lease yet, or knows of no earlier one. The first call with a ttl decides.
+    /// The server was restarted, and this client has requested no lease yet, or knows of no earlier one. The first call
+    /// with a ttl decides.
     Undecided,
 }
 
@@ -135,7 +139,7 @@ pub struct UnknownFormat;
 pub struct Quarantine(Grants, Instant);
 
 impl Quarantine {
-    /// There is none.
+    /// There is no quarantine.
     pub fn none(now: Instant) -> Self {
         Self(Grants::Allowed, now)
     }
@@ -152,7 +156,8 @@ impl Quarantine {
                 backend,
                 address,
                 wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
-                "the server was restarted or replaced and may have lost leases: no new grants until those leases have ended"
+                "the server was restarted or replaced and may have lost leases: no new grants until \
+                 those leases have ended"
             );
         }
         Self(grants, now)
@@ -176,13 +181,13 @@ impl Quarantine {
     }
 }
 
-/// The error of an acquire during a quarantine that lasts so long.
+/// The error of an acquire during a quarantine that lasts for another `left`.
 pub fn quarantined(address: &str, left: Duration) -> Error {
     Error::new(
         ErrorKind::Unavailable,
         format!(
-            "the server at {address} was restarted or replaced and may have lost leases: no new grants for another {} ms, until \
-             those leases have ended (`restart=trust` in the URL does not wait)",
+            "the server at {address} was restarted or replaced and may have lost leases: no new grants for another {} \
+             ms, until those leases have ended (`restart=trust` in the URL does not wait)",
             left.as_millis()
         ),
     )
@@ -199,8 +204,8 @@ impl Epoch {
         !ttl.is_zero() && !self.published.has(ttl, now + ttl + REWRITE_BEFORE)
     }
 
-    /// Adds the ttls of a message, `<the server's clock in ms> <the epoch key>`. The message may be old, so it does not change
-    /// `published`.
+    /// Adds the ttls of a message, `<the server's clock in ms> <the epoch key>`. The message may be old, so it does not
+    /// change `published`.
     pub fn receive(&mut self, message: &str, now: Instant) {
         let Some((time, key)) = message.split_once(' ') else { return };
         if let (Ok(time), Ok(key)) = (time.parse(), Key::parse(key)) {
@@ -229,7 +234,8 @@ impl Epoch {
         let before = self.run_before(run, key.run, on_restart).map(str::to_owned);
         let longest = self.in_use.longest();
         let first_seen = key.first_seen(run, reading.now);
-        // The key was written after the end of the run that it names. It says nothing about another one that this client knew.
+        // The key was written after the end of the run that it names. It says nothing about another run that this
+        // client knew.
         let knows_more = self.run.as_deref().is_some_and(|known| known != run && Some(known) != key.run);
         let seen_for = first_seen.filter(|_| !knows_more).map_or(Duration::ZERO, |since| reading.now - since);
         let uptime = self.uptime(run, reading.uptime.unwrap_or_default().max(seen_for), requested, now);
@@ -237,12 +243,14 @@ impl Epoch {
 
         let name = match &before {
             _ if wait.is_zero() => self.locks.then_some(run),
-            // Other clients use this run already, and it may be another server at the same address. Only this client waits.
+            // Other clients use this run already, and it may be another server at the same address. Only this client
+            // waits.
             _ if key.run == Some(run) => trusts.then_some(run),
             // During the quarantine the key names the earlier run, so that new clients wait too.
             before => before.as_deref(),
         };
-        // So that clients that live for less than the quarantine share it.
+        // The key then also says when the run was first seen, so that clients that live for less than the quarantine
+        // share it.
         let is_unseen = reading.uptime.is_none() && name.is_some_and(|name| name != run);
         let seen = is_unseen.then(|| (run, first_seen.unwrap_or(reading.now)));
         if let Some(name) = name.filter(|_| !longest.is_zero())
@@ -254,7 +262,8 @@ impl Epoch {
             self.requested = Some(requested);
             self.published = written;
         }
-        // A client that has never requested a lease does not write the key. The first call with a ttl then writes that the run is in use.
+        // A client that has never requested a lease does not write the key. The first call with a ttl then writes that
+        // the run is in use.
         if wait.is_zero() && before.is_some() && (longest.is_zero() || !self.locks) {
             return Ok(Decision::Grants(Grants::Undecided));
         }
@@ -263,8 +272,8 @@ impl Epoch {
         Ok(Decision::Grants(if waits { Grants::After(wait) } else { Grants::Allowed }))
     }
 
-    /// The minimal uptime of the server. The server reports whole seconds, and the last one may have just begun. The time between two
-    /// readings of the same run is exact.
+    /// The minimal uptime of the server. The server reports whole seconds, and the last one may have just begun. The
+    /// time between two readings of the same run is exact.
     fn uptime(&mut self, run: &str, uptime: Duration, requested: Instant, now: Instant) -> Duration {
         let known = self.running.as_ref().filter(|(running, ..)| running == run);
         let known = known.map_or(Duration::ZERO, |(_, uptime, at)| *uptime + requested.saturating_duration_since(*at));
@@ -274,7 +283,7 @@ impl Epoch {
         uptime.max(known)
     }
 
-    /// The earlier run, whose holders may still believe in their leases. `None` if nobody knew one.
+    /// The earlier run, whose holders may still believe in their leases. `None` if no client knew one.
     fn run_before<'a>(&'a self, run: &str, named: Option<&'a str>, on_restart: OnRestart) -> Option<&'a str> {
         let known = named.filter(|named| *named != run).or(self.run.as_deref());
         match known {
@@ -284,8 +293,9 @@ impl Epoch {
     }
 }
 
-/// The epoch key: `1 <run id>`, then ` <ms>:<end of use in ms of the server's clock>` for each ttl in use. During a quarantine that no
-/// uptime ends, ` <run id>@<ms of the server's clock>` before the ttls: the run that follows, and when a client first saw it.
+/// The epoch key: `1 <run id>`, then ` <ms>:<end of use in ms of the server's clock>` for each ttl in use. During a
+/// quarantine that no uptime ends, ` <run id>@<ms of the server's clock>` before the ttls: the run that follows, and
+/// when a client first saw it.
 struct Key<'a> {
     run: Option<&'a str>,
     seen: Option<(&'a str, Duration)>,
@@ -314,12 +324,14 @@ impl<'a> Key<'a> {
         Ok(Self { run: Some(run), seen, list })
     }
 
-    /// When a client first saw this run. `None` also if the server's clock was set back since: the quarantine begins anew then.
+    /// When a client first saw this run. Also `None` if the server's clock was set back since: the quarantine then
+    /// begins anew.
     fn first_seen(&self, run: &str, server: Duration) -> Option<Duration> {
         self.seen.filter(|(seen, since)| *seen == run && *since <= server).map(|(_, since)| since)
     }
 
-    /// The ttls in use, by the client's clock. If the server's clock was set back, a ttl still counts no longer than a write allows.
+    /// The ttls in use, by the client's clock. If the server's clock was set back, a ttl still counts no longer than a
+    /// fresh write would make it.
     fn ttls(&self, server: Duration, now: Instant) -> Ttls {
         let mut ttls = Ttls::default();
         for &(ttl, till) in &self.list {
@@ -332,7 +344,8 @@ impl<'a> Key<'a> {
     }
 }
 
-/// Ttls and the end of their use, shortest first. A ttl that is at least as long, and in use for as long, covers another one.
+/// Ttls and the end of their use, shortest first. A ttl that is at least as long, and in use for at least as long,
+/// covers another one.
 #[derive(Clone, Debug, Default)]
 struct Ttls(Vec<(Duration, Instant)>);
 

@@ -1,4 +1,4 @@
-//! Keeps a session of a store alive for everyone who waits for its confirmation.
+//! Keeps a session of a store alive for all callers that wait for its confirmation.
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -14,9 +14,9 @@ use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
 
-/// What a session knows of its confirmations, and who waits for one. All that wait share one request, which a task on the [keeper's
-/// runtime](CoreHandle::keeper_runtime) sends. The task ends when nobody waits any more, so a session without leases and places is not
-/// kept alive.
+/// The confirmations of a session, and the callers that wait for one. They share one request, which a task on the
+/// [keeper's runtime](CoreHandle::keeper_runtime) sends. The task ends when no caller waits any more, so a session
+/// without leases and places is not kept alive.
 pub struct SessionKeeper {
     core: CoreHandle,
     lease: watch::Sender<SessionLease>,
@@ -29,11 +29,11 @@ pub trait KeptSession: Send + Sync + 'static {
     /// Its keeper.
     fn keeper(&self) -> &SessionKeeper;
 
-    /// Sends one request that prolongs the session, by `until`. Returns the ttl of the reply and when the request was sent; `None` if the
-    /// server has ended the session.
+    /// Sends one request that prolongs the session, by `until`. Returns the ttl of the reply and when the request was
+    /// sent; `None` if the server has ended the session.
     ///
     /// # Errors
-    /// If there is no reply. Everyone who waits gets the error.
+    /// If there is no reply. Every waiting caller gets the error.
     async fn keep_alive(&self, until: Instant) -> Result<Option<(Duration, Stamp)>>;
 }
 
@@ -41,7 +41,7 @@ pub trait KeptSession: Send + Sync + 'static {
 #[derive(Clone, Debug)]
 #[expect(clippy::exhaustive_enums, reason = "a backend has to handle each reason")]
 pub enum Unconfirmed {
-    /// It has ended, and with it every lease and place.
+    /// The session has ended, and with it every lease and place.
     Gone,
     /// The server did not reply in time.
     Failed(Error),
@@ -54,7 +54,7 @@ struct State {
     is_running: bool,
 }
 
-/// A confirmation that somebody waits for.
+/// A confirmation that a caller waits for.
 #[derive(Clone, Copy)]
 struct Wanted {
     since: Stamp,
@@ -62,7 +62,7 @@ struct Wanted {
 }
 
 impl SessionKeeper {
-    /// The keeper of a session that was opened: the server granted the ttl, and the request was sent then.
+    /// The keeper of a session that was opened: the server granted `ttl` to a request that was sent at `sent`.
     pub fn new(core: &CoreHandle, ttl: Duration, sent: Stamp) -> Self {
         let lease = watch::Sender::new(SessionLease::granted(ttl, sent));
         Self { core: core.clone(), lease, state: Mutex::default() }
@@ -79,12 +79,12 @@ impl SessionKeeper {
         self.lease.borrow().is_overdue(now)
     }
 
-    /// The server has ended the session. Everyone who waits learns of it.
+    /// The server has ended the session. Every waiting caller learns of it.
     pub fn end(&self) {
         self.lease.send_modify(SessionLease::end);
     }
 
-    /// A confirmation that is no older than `since`, if that is known without another request.
+    /// A confirmation that is no older than `since`, if there is one without another request.
     pub fn confirmed_since(&self, since: Stamp, place: PlaceNumber) -> Option<Confirmation> {
         match self.lease.borrow().known_since(since) {
             Known::Confirmed(ttl, sent) => Some(Confirmation { ttl, sent, place }),
@@ -92,7 +92,7 @@ impl SessionKeeper {
         }
     }
 
-    /// Has a request sent unless there is a confirmation no older than `since`, and waits for nothing.
+    /// Makes the task send a request, unless there is a confirmation no older than `since`. Does not wait.
     pub fn refresh(session: &Arc<impl KeptSession>, since: Stamp, until: Instant) {
         let keeper = session.keeper();
         if keeper.is_known_since(since) {
@@ -119,7 +119,7 @@ impl SessionKeeper {
         place: PlaceNumber,
         until: Instant,
     ) -> Result<Confirmation, Unconfirmed> {
-        // A failure that is known already is of an earlier attempt.
+        // A failure that is known already belongs to an earlier attempt.
         let mut lease = session.keeper().lease.subscribe();
         Self::refresh(session, since, until);
         let mut is_first = true;
@@ -141,12 +141,12 @@ impl SessionKeeper {
         }
     }
 
-    /// Whether the session is confirmed no earlier than this, or has ended.
+    /// Whether the session was confirmed at `since` or later, or has ended.
     fn is_known_since(&self, since: Stamp) -> bool {
         matches!(self.lease.borrow().known_since(since), Known::Confirmed(..) | Known::Gone)
     }
 
-    /// What is to be confirmed next. `None` if the task ends.
+    /// What to confirm next. `None` if the task ends.
     fn next(&self) -> Option<Wanted> {
         let mut state = lock(&self.state);
         let wanted = state.wanted.take();

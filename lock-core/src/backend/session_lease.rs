@@ -1,5 +1,5 @@
-//! What a client knows about a session that its leases share, as a pure state machine: replies and their stamps go in, confirmations
-//! come out. It knows neither network nor clock.
+//! What a client knows about a session that its leases share, as a pure state machine: replies and their stamps go in,
+//! confirmations come out. It knows neither network nor clock.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::error::Error;
 pub(super) struct SessionLease {
     /// The ttl that the server granted, or named in its newest reply.
     ttl: Duration,
-    /// When the newest request was sent that the server has answered.
+    /// When the newest request was sent that has a reply.
     sent: Stamp,
     is_gone: bool,
     /// Why the keep-alives since then have no reply, and when the last of them was wanted.
@@ -27,17 +27,17 @@ pub(super) enum Known {
     Gone,
     /// The server has not confirmed it recently.
     Unknown,
-    /// It was asked, and did not reply.
+    /// The server did not reply to a request.
     Failed(Error),
 }
 
 impl SessionLease {
-    /// A session that was opened. The request was sent then.
+    /// A session that was opened by a request sent at `sent`.
     pub(super) fn granted(ttl: Duration, sent: Stamp) -> Self {
         Self { ttl, sent, is_gone: false, failure: None }
     }
 
-    /// The reply to a keep-alive that was sent then. An older reply proves nothing new.
+    /// The reply to a keep-alive that was sent at `sent`. An older reply proves nothing new.
     pub(super) fn kept_alive(&mut self, ttl: Duration, sent: Stamp) {
         if sent >= self.sent {
             (self.ttl, self.sent) = (ttl, sent);
@@ -45,17 +45,17 @@ impl SessionLease {
         }
     }
 
-    /// The server has ended the session, which stays so.
+    /// The server has ended the session, for good.
     pub(super) fn end(&mut self) {
         self.is_gone = true;
     }
 
-    /// No keep-alive got a reply that was wanted then.
+    /// The keep-alive that was wanted at this time had no reply.
     pub(super) fn failed(&mut self, wanted: Stamp, error: Error) {
         self.failure = Some((wanted, error));
     }
 
-    /// Whether the server has confirmed it since then.
+    /// Whether the server has confirmed the session since then.
     pub(super) fn known_since(&self, since: Stamp) -> Known {
         if self.is_gone {
             return Known::Gone;
@@ -69,7 +69,7 @@ impl SessionLease {
         }
     }
 
-    /// Whether its ttl has passed since the newest confirmation: the server may have ended it, or not.
+    /// Whether its ttl has passed since the newest confirmation. The server may have ended it by then.
     pub(super) fn is_overdue(&self, now: Stamp) -> bool {
         self.is_gone || now.since(self.sent) >= self.ttl
     }
@@ -117,7 +117,7 @@ mod tests {
         let mut lease = SessionLease::granted(TTL, at(1_000));
         lease.failed(at(2_000), Error::new(ErrorKind::Indeterminate, "planted"));
         assert!(matches!(lease.known_since(at(2_000)), Known::Failed(_)));
-        // Of a later request it says nothing, and an earlier confirmation stays one.
+        // It says nothing about a later request, and an earlier confirmation stays valid.
         assert!(matches!(lease.known_since(at(2_001)), Known::Unknown));
         assert!(matches!(lease.known_since(at(900)), Known::Confirmed(..)));
         lease.kept_alive(TTL, at(2_500));

@@ -23,7 +23,7 @@ pub trait PooledSession: Send + Sync + 'static {
     /// Whether its ttl has passed since the newest confirmation, or it has ended.
     fn is_overdue(&self, now: Stamp) -> bool;
 
-    /// Nobody uses it any more.
+    /// Ends the session: no claim uses it any more.
     fn end(&self);
 }
 
@@ -33,7 +33,7 @@ pub trait PooledSession: Send + Sync + 'static {
 pub enum NotOpened<E> {
     /// The attempt to open it failed.
     Failed(E),
-    /// It was not open in time. The attempt goes on.
+    /// It was not open in time. The attempt continues.
     TimedOut,
     /// The keeper's runtime has ended.
     ShutDown,
@@ -47,8 +47,8 @@ enum Entry<S, E> {
 }
 
 impl<S: PooledSession, E: Clone + Send + Sync + 'static> SessionPool<S, E> {
-    /// The session with this ttl. Opens it by `open` if there is none. Cancel safe: `open` goes on in a task on the [keeper's
-    /// runtime](CoreHandle::keeper_runtime), and must have a bound of its own.
+    /// The session with this ttl. Opens it by `open` if there is none. Cancel safe: `open` continues in a task on the
+    /// [keeper's runtime](CoreHandle::keeper_runtime), and must have a bound of its own.
     ///
     /// # Errors
     /// [`NotOpened`], at `until` at the latest. The next call tries again.
@@ -68,7 +68,7 @@ impl<S: PooledSession, E: Clone + Send + Sync + 'static> SessionPool<S, E> {
                 Some(Entry::Open(session)) if !session.is_overdue(now) => return Ok(session.clone()),
                 Some(Entry::Opening(opening)) if is_live(opening) => opening.clone(),
                 _ => {
-                    // A session that no claim uses any more has ended by itself.
+                    // Drops sessions that have ended by themselves, because no claim used them.
                     sessions.retain(|_, entry| match entry {
                         Entry::Open(session) => !session.is_overdue(now),
                         Entry::Opening(opening) => is_live(opening),
@@ -89,7 +89,7 @@ impl<S: PooledSession, E: Clone + Send + Sync + 'static> SessionPool<S, E> {
         Ok(session)
     }
 
-    /// Opens a session that nobody shares. Cancel safe, as [`shared`](Self::shared).
+    /// Opens a session that is not shared. Cancel safe, as [`shared`](Self::shared).
     ///
     /// # Errors
     /// The same.
@@ -108,7 +108,7 @@ impl<S: PooledSession, E: Clone + Send + Sync + 'static> SessionPool<S, E> {
         })
     }
 
-    /// Does not use this session any more.
+    /// Removes this session from the pool.
     pub fn forget(&self, session: &Arc<S>) {
         let (mut sessions, ttl) = (lock(&self.0), session.requested());
         if let Some(Entry::Open(known)) = sessions.get(&ttl)
@@ -152,7 +152,7 @@ fn is_live<S, E>(opening: &Opening<S, E>) -> bool {
     matches!(&*opening.borrow(), Some(Ok(_))) || opening.borrow().is_none() && opening.has_changed().is_ok()
 }
 
-/// Opens a session in a task, so that a caller who is dropped holds nobody else up.
+/// Opens a session in a task, so that a dropped caller does not delay the others.
 fn begin<S, E, F>(core: &CoreHandle, open: F) -> Opening<S, E>
 where
     S: PooledSession,
@@ -163,7 +163,7 @@ where
     core.keeper_runtime().spawn(async move {
         let opened = open.await;
         if let (Ok(session), true) = (&opened, sender.is_closed()) {
-            // Everyone who waited was dropped meanwhile, and the client too if the session was a shared one.
+            // All callers were dropped since, and the client too if the session was a shared one.
             session.end();
         }
         sender.send_replace(Some(opened));
@@ -251,7 +251,7 @@ mod tests {
         assert!(pool.find(core.stamp(), |_| true).is_none());
         let next = shared().await.unwrap();
         assert!(!next.has_ended() && opened.load(Ordering::Relaxed) == 2);
-        // One that is not used any more is not the next one.
+        // Forgetting an earlier session leaves the next one.
         pool.forget(&one);
         assert!(pool.find(core.stamp(), |_| true).is_some());
         pool.forget(&next);

@@ -7,8 +7,8 @@ use url::Url;
 
 use crate::error::{Error, Result};
 
-/// Parses a duration as the command line does: a number and a unit, `250ms`, `5s`, `10m`, `2h`, `1d` or `1h 30m`, and never zero. The
-/// grammar is that of [`humantime`](https://docs.rs/humantime). The error calls it `name`.
+/// Parses a duration as the command line does: a number and a unit, `250ms`, `5s`, `10m`, `2h`, `1d` or `1h 30m`, and
+/// never zero. The grammar is that of [`humantime`](https://docs.rs/humantime). The error names it `name`.
 ///
 /// # Errors
 /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for anything else.
@@ -41,8 +41,8 @@ impl StoreUrl {
     /// Reads a URL of a `store` (`Redis`, `SQLite file`), with one of these schemes (`redis://`).
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, another scheme, a parameter that is given twice, and an `@`
-    /// behind the host.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, another scheme, a parameter that is given
+    /// twice, and an `@` behind the host.
     pub fn parse(text: &str, store: &'static str, schemes: &[&str]) -> Result<Self> {
         let url = Url::parse(text).map_err(|why| {
             let hint = if text.contains('@') { format!("; {ENCODE}") } else { String::new() };
@@ -57,7 +57,8 @@ impl StoreUrl {
         if !text.split_once(':').is_some_and(|(_, rest)| rest.starts_with("//")) {
             return Err(Error::invalid(format!("`//` is missing after `{scheme}:` in the URL of {}", a(store))));
         }
-        // The `/` in `mysql://user:1/2@host/database` ends the host, and the rest of the password is a path. A file has no password.
+        // The `/` in `mysql://user:1/2@host/database` ends the host, and the rest of the password is a path. A file has
+        // no password.
         let parts = [Some(url.path()), url.query(), url.fragment()];
         if url.host_str().is_some_and(|host| !host.is_empty())
             && parts.into_iter().flatten().any(|part| part.contains('@'))
@@ -74,8 +75,8 @@ impl StoreUrl {
         Ok(parsed)
     }
 
-    /// Splits a URL of several hosts, `scheme://user@host1:1,host2:2/path`, which is no URL. Returns the URL with its first host alone,
-    /// and the other hosts.
+    /// Splits `scheme://user@host1:1,host2:2/path`, which a URL parser refuses because of its several hosts. Returns
+    /// the URL with the first host alone, and the other hosts.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an empty host.
@@ -129,7 +130,8 @@ impl StoreUrl {
         Err(Error::invalid(format!("`{name}` is {}, not `{text}`", words.join(" or "))))
     }
 
-    /// A parameter, for an error. Not its name if that may be a part of a password: `pass=a&b`, `server:///user:1?b@host`.
+    /// A parameter as an error shows it: without its name, if that may be a part of a password, as in `pass=a&b` and
+    /// `server:///user:1?b@host`.
     fn shown(&self, name: &str) -> String {
         let has_at = self.url.query().is_some_and(|query| query.contains('@'));
         match has_at || self.url.query_pairs().any(|(name, _)| is_secret(&name)) {
@@ -138,11 +140,11 @@ impl StoreUrl {
         }
     }
 
-    /// The URL without its parameters, after the store has taken all that it knows.
+    /// The URL without its parameters, after the store has taken all parameters that it knows.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a parameter that was not taken, and for a fragment. The error lists the
-    /// known parameters.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for a parameter that was not taken, and for a fragment. The
+    /// error lists the known parameters.
     pub fn finish(mut self) -> Result<Url> {
         let store = self.store;
         if let Some((unknown, _)) = self.parameters.first() {
@@ -158,7 +160,7 @@ impl StoreUrl {
     }
 }
 
-/// How to write a password.
+/// How to write a password in a URL.
 const ENCODE: &str =
     "in a password write `/` as `%2F`, `?` as `%3F`, `#` as `%23` and `@` as `%40`, and behind the host `@` as `%40`";
 
@@ -167,14 +169,14 @@ fn is_secret(name: &str) -> bool {
     name.to_ascii_lowercase().contains("pass")
 }
 
-/// A URL of any store, for people: without a password, and without what may be a part of one if the URL is malformed. A URL of several
-/// hosts keeps them.
+/// A URL of any store, for people: without a password, and without what may be a part of one if the URL is malformed. A
+/// URL of several hosts keeps them.
 pub fn without_password(text: &str) -> String {
     const HIDDEN: &str = "***";
     let shown = || {
         let (first, others) = StoreUrl::split_hosts(text, "store").ok()?;
         let mut url = StoreUrl::parse(&first, "store", &[&format!("{}://", first.split_once(':')?.0)]).ok()?.url;
-        // Without a host the rest is the path of a file, or `server:///user:password@host`.
+        // Without a host, the rest is the path of a file, or a mistake like `server:///user:password@host`.
         if url.host_str().is_none_or(str::is_empty) && !matches!(url.scheme(), "sqlite" | "redis+unix") {
             return None;
         }
@@ -183,7 +185,7 @@ pub fn without_password(text: &str) -> String {
             (user, password) => {
                 // `redis://password@host` is a common mistake.
                 let hides_user = password.is_none() || user.contains('%');
-                // They fail only for a URL without a host, which has neither.
+                // These setters fail only for a URL without a host, which has neither user nor password.
                 let _ = url.set_password(password.is_some().then_some(HIDDEN));
                 let _ = if hides_user { url.set_username(HIDDEN) } else { Ok(()) };
             }
@@ -212,10 +214,10 @@ impl std::fmt::Debug for StoreUrl {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "a backend has these two as fields of its own settings")]
 pub struct CommonSettings {
-    /// The longest that one call takes, connecting included. Default 1 s, 10 ms to 60 s. URL: `timeout=`.
+    /// The longest time that one call takes, connecting included. Default 1 s, 10 ms to 60 s. URL: `timeout=`.
     pub timeout: Duration,
-    /// How long the store keeps the record of a free lock, with its last fencing token. Default 10 minutes, 1 s to 365 days. URL:
-    /// `retention=`.
+    /// How long the store keeps the record of a free lock, with its last fencing token. Default 10 minutes, 1 s to 365
+    /// days. URL: `retention=`.
     pub retention: Duration,
 }
 

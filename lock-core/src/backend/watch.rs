@@ -10,9 +10,9 @@ use crate::sync::lock;
 
 /// Reports when a lock may be free.
 pub trait WatchNames: Send + Sync {
-    /// Watches the lock of a claim that waits after the reply [`Contended`](crate::backend::AcquireOutcome::Contended). Sends at most
-    /// one [`Event::Changed`] for it, also if the lock became free before this call. lock-core calls this after every such reply. A watch
-    /// replaces the previous watch of that lock. Dropping the guard ends the watch.
+    /// Watches the lock of a claim that waits after the reply [`Contended`](crate::backend::AcquireOutcome::Contended).
+    /// Sends at most one [`Event::Changed`] for it, even if the lock became free before this call. lock-core calls this
+    /// after every such reply. A watch replaces the previous watch of that lock. Dropping the guard ends the watch.
     ///
     /// Does not block. May send the event before it returns.
     fn watch(&self, claim: &Claim) -> WatchGuard;
@@ -60,8 +60,8 @@ struct Open {
 }
 
 impl Watches {
-    /// Opens a watch, which replaces the previous one of this name. Returns whether there was none: then the lock may have become free
-    /// since the reply.
+    /// Opens a watch, which replaces the previous one of this name. Returns whether there was none. The lock may then
+    /// have become free since the reply.
     pub fn open(&self, name: &LockName) -> (WatchGuard, bool) {
         let (number, is_new) = {
             let mut open = lock(&self.0);

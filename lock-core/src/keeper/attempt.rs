@@ -8,14 +8,15 @@ use super::machines::wait_queue::no_answer;
 use crate::backend::{AcquireOutcome, AcquireRequest, Claim, Delivery};
 use crate::error::{ErrorKind, Result};
 
-/// An acquire that is to be sent.
+/// An acquire to send.
 pub(crate) struct Attempt {
     pub(super) request: AcquireRequest,
-    /// In doubt when an earlier acquire of the claim has no reply.
+    /// In doubt if an earlier acquire of the claim has no reply.
     pub(super) delivery: Delivery,
 }
 
-/// Settles an attempt that ends without a reply: dropped with its runtime, or by a panic.
+/// Settles an attempt that ends without a reply, because it was dropped with its runtime or because the backend
+/// panicked.
 struct Unsettled {
     attempt: Attempt,
     open: bool,
@@ -34,8 +35,9 @@ impl Drop for Unsettled {
 }
 
 impl LeaseKeeper {
-    /// One attempt at the store. Dropped before it was polled, nothing was sent; dropped later, its outcome is unknown. It may
-    /// also never end: the keeper has a task that is due when the attempt is overdue.
+    /// One attempt at the store. If the future is dropped before its first poll, nothing was sent; if it is dropped
+    /// later, the outcome is unknown. It may also never end, on a runtime that nothing drives any more. Whatever
+    /// depends on it therefore has a timeout in the keeper's schedule.
     pub(crate) fn attempt(self: Arc<Self>, attempt: Attempt) -> impl Future<Output = ()> + Send + 'static {
         let mut unsettled = Unsettled { attempt, open: true, sent: false, keeper: self };
         async move {
@@ -57,7 +59,7 @@ impl LeaseKeeper {
                 });
                 return;
             }
-            // Every acquire has left the queue since.
+            // The queue has given up this claim since: every acquire has left, or the attempt was overdue.
             self.call_ended(state, claim.owner());
             let delivery = match answer {
                 Ok(AcquireOutcome::Granted(_) | AcquireOutcome::Queued { .. }) => *delivery,
@@ -102,7 +104,7 @@ mod tests {
         holder: None,
     };
 
-    /// Whoever still waits does not depend on the future that was to send it.
+    /// An acquire that waits does not depend on the future that should have sent its first attempt.
     #[tokio::test]
     async fn an_attempt_that_was_never_polled_is_made_by_the_keeper() {
         let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));

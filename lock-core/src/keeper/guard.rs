@@ -44,17 +44,18 @@ impl LockGuard {
         Self { keeper, lease, is_open: true }
     }
 
-    /// The lock.
+    /// The name of the lock.
     pub fn name(&self) -> &LockName {
         self.lease.claim.name()
     }
 
-    /// The token of this grant, higher than that of every grant before.
+    /// The token of this grant, higher than the token of every earlier grant of this lock.
     pub fn fencing_token(&self) -> FencingToken {
         self.lease.token
     }
 
-    /// Whether the lease is valid now. This reads the clock and depends on no task, so the first call after any pause is right.
+    /// Whether the lease is valid now. This reads the clock and depends on no task, so the first call after any pause
+    /// is right.
     pub fn is_held(&self) -> bool {
         self.check().is_ok()
     }
@@ -72,10 +73,10 @@ impl LockGuard {
         checked
     }
 
-    /// Waits until the lease is lost, and returns the reason. It does not end while the lock is held.
+    /// Waits until the lease is lost, and returns the reason. While the lock is held, it stays pending.
     ///
-    /// The keeper reports the loss at the latest 5 ms after the validity has passed while the process runs, and at once
-    /// when the store replies that the lease is gone. Every call returns the same loss.
+    /// While the process runs, the keeper reports the loss at most 5 ms after the validity has ended, and at once when
+    /// the store replies that the lease is gone. Every call returns the same loss.
     ///
     /// # Cancel safety
     /// This future changes nothing. It may be dropped, and `lost` called again.
@@ -118,14 +119,14 @@ impl LockGuard {
         Error::from(loss).during("keep", self.name(), self.keeper.capabilities.backend)
     }
 
-    /// Ends the lease and waits for the store's reply. Renewal stops first, whatever the reply is. While other guards of the same holder
-    /// exist, or within `min_hold`, the lease continues.
+    /// Ends the lease and waits for the store's reply. Renewal stops first, whatever the reply is. While other guards
+    /// of the same holder exist, or within `min_hold`, the lease continues.
     ///
     /// # Errors
     /// - [`Lost`](crate::ErrorKind::Lost): the lease was lost before. Another client may have held the lock since.
-    /// - [`Indeterminate`](crate::ErrorKind::Indeterminate) or [`Unavailable`](crate::ErrorKind::Unavailable): the outcome
-    ///   is unknown. The keeper repeats the release in the background, and the lease ends by its ttl at the latest. If that finds no
-    ///   lease, [`shutdown`](crate::LockClient::shutdown) returns `Lost`.
+    /// - [`Indeterminate`](crate::ErrorKind::Indeterminate) or [`Unavailable`](crate::ErrorKind::Unavailable): the
+    ///   outcome is unknown. The keeper repeats the release in the background, and the lease ends by its ttl at the
+    ///   latest. If that finds no lease, [`shutdown`](crate::LockClient::shutdown) returns `Lost`.
     /// - [`InvalidInput`](crate::ErrorKind::InvalidInput): called on a tokio runtime without timers
     ///   (`enable_time`). The release is sent in the background.
     ///
@@ -139,13 +140,13 @@ impl LockGuard {
     }
 
     async fn release_on_tokio(mut self) -> Result<()> {
-        // Where there are no timers, the guard is dropped, which releases it in the background.
+        // Without timers, this returns and drops the guard, which releases the lease in the background.
         let timer = timer(self.keeper.call_bound())?;
         self.is_open = false;
         let keeper: &Arc<LeaseKeeper> = &self.keeper;
         let (name, backend) = (self.lease.claim.name(), keeper.capabilities.backend);
-        // A shutdown at the same time waits for it, from before the lease counts as released. When its caller waits no more, the keeper has a
-        // disposal for it.
+        // Opened before the lease counts as released, so that a shutdown at the same time waits for this release. If
+        // the caller drops it, `AbandonedRelease` adds a disposal, for which the shutdown waits too.
         let _open = keeper.clone().open_call();
         let released = keeper.drop_guard(&self.lease);
         let Some(ending) = released.map_err(|loss| Error::from(loss).during("release", name, backend))? else {
@@ -159,8 +160,8 @@ impl LockGuard {
         };
         let call = RunToEnd::new(keeper.home(), keeper.clone().end_now(self.lease.claim.clone(), ending), abandoned);
         before(timer, call).await.unwrap_or_else(|| {
-            let text =
-                "the store has not answered; the release continues in the background, and the lease ends by its ttl at the latest";
+            let text = "the store has not answered; the release continues in the background, and the lease ends by its \
+                 ttl at the latest";
             Err(Error::new(ErrorKind::Indeterminate, text).during("release", name, backend))
         })
     }
@@ -177,7 +178,8 @@ impl Drop for LockGuard {
         if !std::mem::replace(&mut self.is_open, false) {
             return;
         }
-        // A shutdown at the same time must not return in between.
+        // Between `drop_guard` and `end`, the lease is neither held nor being ended. The open call keeps a shutdown at
+        // the same time from returning in that gap.
         let keeper: &Arc<LeaseKeeper> = &self.keeper;
         let _open = keeper.clone().open_call();
         if let Ok(Some(ending)) = keeper.drop_guard(&self.lease) {
@@ -195,8 +197,8 @@ impl fmt::Debug for LockGuard {
     }
 }
 
-/// A release that no caller waits for any more. Its call may be on a runtime that nothing drives again, so the keeper sends another one
-/// when it is overdue.
+/// A release whose caller has dropped it. Its call may be on a runtime that nothing drives any more, so the keeper
+/// sends another release when this one is overdue.
 struct AbandonedRelease {
     keeper: Arc<LeaseKeeper>,
     claim: Claim,
@@ -217,7 +219,7 @@ impl Abandoned for AbandonedRelease {
 }
 
 impl KeeperHandle {
-    /// Another guard of the lease that this holder has, if it has one.
+    /// Re-entry: another guard of the lease that this holder has, if it has one.
     pub(super) fn reenter(
         self: &Arc<Self>,
         state: &mut State,
@@ -239,7 +241,8 @@ impl KeeperHandle {
 }
 
 impl LeaseKeeper {
-    /// One guard less. With the last one, renewal stops. Returns how to end the claim now, if it ends now.
+    /// Removes a guard. The last one releases the lease. Returns how to end the claim, or `None` if it does not end
+    /// now.
     fn drop_guard(self: &Arc<Self>, lease: &Arc<Lease>) -> Result<Option<Ending>, Loss> {
         if !lock(&lease.machine).drop_guard() {
             return Ok(None);

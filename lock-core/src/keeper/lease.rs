@@ -14,12 +14,12 @@ use crate::loss::Loss;
 use crate::sync::lock;
 use crate::token::FencingToken;
 
-/// The state of a lease, and what of it never changes.
+/// A lease: its state machine, and what never changes.
 #[derive(Debug)]
 pub(super) struct Lease {
     pub(super) claim: Claim,
     pub(super) token: FencingToken,
-    /// Locked after the keeper's state, if both are.
+    /// Lock order: the keeper's state comes first.
     pub(super) machine: Mutex<HeldLease>,
     /// Notified when the lease has ended.
     pub(super) ended: Notify,

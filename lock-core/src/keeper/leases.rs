@@ -1,4 +1,4 @@
-//! Leases that are held: each [`HeldLease`] is fed with inputs, and its outputs are carried out.
+//! Held leases: passes inputs to each [`HeldLease`], and carries out its outputs.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::sync::lock;
 use crate::token::OwnerToken;
 
 impl LeaseKeeper {
-    /// Begins a lease: from here on it is renewed.
+    /// Begins a lease, which the keeper renews from here on.
     pub(super) fn start_lease(&self, state: &mut State, claim: Claim, start: &Start) -> Arc<Lease> {
         let now = self.now();
         let (machine, wake, valid_until) = HeldLease::new(&self.rules, start, now);
@@ -40,7 +40,7 @@ impl LeaseKeeper {
         lease
     }
 
-    /// Gives a lease an input, and carries out what it wants.
+    /// Passes an input to a lease, and carries out its outputs.
     pub(super) fn feed_lease<T>(
         self: &Arc<Self>,
         state: &mut State,
@@ -121,7 +121,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// Whether a lease's renewal may go along with others that are due now: a few percent early saves a call.
+    /// Whether a lease may be renewed now, a few percent early, in a batch that goes out anyway. That saves a call.
     pub(super) fn may_go_along(state: &mut State, id: TaskId, early: Duration) -> bool {
         match state.schedule.get_mut(id) {
             Some(Task::Lease(lease)) => lock(&lease.machine).may_go_along(early),
@@ -138,7 +138,7 @@ impl LeaseKeeper {
         });
     }
 
-    /// The reply to a renewal of a place that has become a lease meanwhile.
+    /// The reply to a renewal of a place that has become a lease since.
     pub(super) fn on_overtaken_answer(
         self: &Arc<Self>,
         state: &mut State,
@@ -152,7 +152,7 @@ impl LeaseKeeper {
         });
     }
 
-    /// The store reports that a claim which holds already became a lease at a place.
+    /// The store reports a grant of a claim that holds a lease already.
     pub(super) fn on_grant_while_held(
         self: &Arc<Self>,
         state: &mut State,

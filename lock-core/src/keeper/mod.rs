@@ -1,4 +1,5 @@
-//! The lease keeper: renews leases and places, declares losses, and runs everything that must not wait for a user's task.
+//! The lease keeper: renews leases and places, declares losses, and runs everything that must not wait for a user's
+//! task.
 
 mod attempt;
 mod guard;
@@ -50,11 +51,12 @@ use crate::token::OwnerToken;
 /// The watchdog of a client: renews every lease and every place in a queue at a third of its ttl, notifies holders of
 /// their loss, serves waiters, and withdraws claims whose outcome is unknown.
 ///
-/// - One schedule in order of due time, no task or timer per lease: what is released leaves nothing behind.
+/// - There is one schedule in order of due time, and no task or timer per lease. A released lease leaves nothing
+///   behind.
 /// - Renewals go out in batches, each reply counts on its own, and no call holds up another: one slow, failing or
 ///   panicking renewal harms no other lease.
-/// - A failed renewal is tried again with growing, jittered pauses until the validity ends. A renewal without an
-///   answer is one after the call's bound, silence is as good as an error.
+/// - A failed renewal is retried with growing, jittered pauses until the validity ends. A renewal without a reply
+///   within the bound of a call has failed.
 /// - It runs on a thread of its own by default, with a runtime of its own, so that it continues while the
 ///   user's executor is starved and after it was shut down.
 pub struct LeaseKeeper {
@@ -67,11 +69,11 @@ pub struct LeaseKeeper {
     home: tokio::runtime::Handle,
     counters: Counters,
     state: Mutex<State>,
-    /// Releases that a caller waits for: they run apart from the keeper's loop.
+    /// How many releases run in their caller's task, apart from the keeper's loop.
     open_calls: AtomicUsize,
     /// The last handle is gone: the keeper ends when nothing is left to release or withdraw.
     is_closing: AtomicBool,
-    /// A shutdown waits for the end of the open calls, or the keeper itself does when it is closing.
+    /// A shutdown, or the closing keeper, waits for the open calls to end.
     ending: AtomicBool,
     wake: Notify,
     /// Notified at the end of each call and withdrawal, for a shutdown that waits for them.
@@ -95,14 +97,14 @@ struct State {
     reports: Reports,
     /// When the newest request was sent by which the store has kept something of this client alive.
     last_confirmed: Stamp,
-    /// A backend's code runs when they are dropped.
+    /// Dropped after the state is unlocked, because that runs the backend's code.
     unwatched: Vec<WatchGuard>,
-    /// Empty, and kept for its capacity.
+    /// Always empty here. It is kept for its capacity.
     outputs: Outputs<QueueOutput<OutcomeSender>>,
     lease_outputs: Outputs<LeaseOutput>,
 }
 
-/// What a claim is, by its owner token.
+/// What a claim is doing.
 enum OwnerState {
     Waiting(LockName),
     Holding(TaskId),
@@ -117,18 +119,18 @@ enum Task {
     Dispose(Claim, Box<Disposal>),
 }
 
-/// What is to be done once the state is unlocked.
+/// What to do after the state is unlocked.
 #[derive(Default)]
 struct Effects {
     deliveries: Vec<(OutcomeSender, Result<LockGuard>)>,
     attempts: Vec<Attempt>,
-    /// Of places. The code that wakes queues takes them.
+    /// Of leases and places. Only a step of the keeper's loop produces them, and it takes them.
     renewals: Vec<(Target, RenewRequest)>,
-    /// Claims that were refused, and wait.
+    /// Claims that wait without a place.
     watches: Vec<Claim>,
 }
 
-/// Owner tokens are random already.
+/// Owner tokens are random, so they need no hash function.
 #[derive(Default)]
 struct TokenHasher(u64);
 
@@ -232,7 +234,7 @@ impl LeaseKeeper {
             let done = work(&mut state, &mut effects);
             let wake = state.schedule.next().is_some_and(|next| next < state.sleeps_until);
             if wake {
-                // Once is enough until the keeper has read it.
+                // One notification is enough until the keeper has read the schedule.
                 state.sleeps_until = Stamp::ZERO;
             }
             (done, wake, std::mem::take(&mut state.reports), std::mem::take(&mut state.unwatched))
@@ -253,14 +255,14 @@ impl LeaseKeeper {
         done
     }
 
-    /// Has the backend report when the lock of a claim that waits may be free.
+    /// Asks the backend to report when the lock of a waiting claim may be free.
     fn watch(&self, claim: &Claim) {
         let Some(names) = self.backend.extensions().watch else { return };
         let mut watch = Some(names.watch(claim));
         if let Some(queue) = Self::queue_of(&mut lock(&self.state), claim) {
             watch = std::mem::replace(&mut queue.watch, watch);
         }
-        // The former one, or a claim that does not wait any more: dropped where nothing is locked.
+        // The earlier watch, or the new one if the claim no longer waits. Dropped here, because nothing is locked.
         drop(watch);
     }
 
@@ -276,7 +278,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// How long a call may go unanswered before it counts as unknown.
+    /// How long a call may have no reply before its outcome counts as unknown.
     pub(crate) fn call_bound(&self) -> Duration {
         self.rules.call_bound
     }
@@ -311,7 +313,7 @@ mod tests {
     use crate::memory::{MemoryBackend, MemoryStore};
     use crate::{HolderId, LockClient};
 
-    /// What the maps of the keeper would keep of one lock, they would keep of every one.
+    /// An entry that stays in the keeper's maps would stay for every lock.
     #[tokio::test]
     async fn locks_that_are_released_refused_or_withdrawn_leave_nothing() {
         let store = MemoryStore::default();

@@ -1,4 +1,5 @@
-//! The local queues of a client: one [`WaitQueue`] for each lock that an acquire waits for, fed with inputs, and its outputs carried out.
+//! The local queues of a client, one [`WaitQueue`] for each lock that an acquire waits for: passes inputs to them, and
+//! carries out their outputs.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,14 +27,14 @@ use crate::token::{FencingToken, OwnerToken};
 /// The channel of an acquire's outcome.
 pub(super) type OutcomeSender = oneshot::Sender<Result<LockGuard>>;
 
-/// A local queue, and what of it is not its own business.
+/// A local queue: its state machine, and what the keeper keeps for it.
 pub(super) struct Queue {
     machine: WaitQueue<OutcomeSender>,
-    /// The acquires that wait here keep the keeper running. A guard gets it with the lease.
+    /// Keeps the keeper running while acquires wait here. Each guard gets it with the lease.
     keeper: Arc<KeeperHandle>,
     /// The present claim of the queue.
     pub(super) claim: Claim,
-    /// None before a first attempt has failed or somebody else depends on it.
+    /// `None` until the queue needs a wake-up: an uncontended acquire needs none.
     task: Option<TaskId>,
     /// The backend reports when the lock may be free.
     pub(super) watch: Option<WatchGuard>,
@@ -41,26 +42,26 @@ pub(super) struct Queue {
 
 /// How an acquire begins.
 pub(crate) enum Entry<'a> {
-    /// The holder holds it already: its lease is shared.
+    /// The holder holds the lock already. This is another guard of its lease.
     Shared(LockGuard),
-    /// In the queue. The first in a queue makes the first attempt itself, on its own runtime.
+    /// The acquire is in the queue. The first acquire in a queue makes the first attempt itself, on its own runtime.
     Queued(Ticket<'a>, Option<Attempt>),
-    /// Others of this client wait, and this one does not want to.
+    /// Other acquires of this client wait, and this one does not wait.
     Refused,
 }
 
-/// An acquire's place in the local queue. Dropping it leaves the queue.
+/// An acquire in a local queue. Dropping the ticket leaves the queue.
 pub(crate) struct Ticket<'a> {
     keeper: &'a Arc<LeaseKeeper>,
     name: &'a LockName,
     acquire: AcquireId,
     outcome: oneshot::Receiver<Result<LockGuard>>,
-    /// The outcome was taken. The acquire that gets one leaves the queue.
+    /// The acquire is not in the queue any more: it has left, or its outcome was taken.
     left: bool,
 }
 
 impl Ticket<'_> {
-    /// The outcome, once. Nothing when the sender is gone.
+    /// The outcome, once. `None` if the sender is gone.
     pub(crate) fn poll_outcome(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<LockGuard>>> {
         let outcome = Pin::new(&mut self.outcome).poll(cx).map(|received| received.ok());
         self.left = matches!(outcome, Poll::Ready(Some(_)));
@@ -71,7 +72,7 @@ impl Ticket<'_> {
     pub(crate) fn time_is_up(mut self) -> Result<LockGuard> {
         match self.leave() {
             Some(error) => Err(error),
-            // Not in the queue any more: the outcome was on its way.
+            // Not in the queue any more: the outcome was already on its way.
             None => self.outcome.try_recv().unwrap_or_else(|_| Err(no_answer())),
         }
     }
@@ -149,7 +150,7 @@ impl LeaseKeeper {
         state.queues.get_mut(claim.name()).filter(|queue| queue.claim.owner() == claim.owner())
     }
 
-    /// Gives a queue an input, and carries out what it wants.
+    /// Passes an input to a queue, and carries out its outputs.
     pub(super) fn feed<T>(
         self: &Arc<Self>,
         state: &mut State,
@@ -282,7 +283,7 @@ impl LeaseKeeper {
         });
     }
 
-    /// The state of one lock may have changed, or of all.
+    /// The state of this lock may have changed, or of every lock.
     pub(super) fn on_change(self: &Arc<Self>, name: Option<&LockName>) {
         self.with_state(|state, effects| {
             let names = name.map_or_else(|| state.queued_names(), |name| vec![name.clone()]);
@@ -292,7 +293,7 @@ impl LeaseKeeper {
         });
     }
 
-    /// The same for the queue of this claim.
+    /// The state of the lock of this claim may have changed.
     pub(super) fn on_change_of(self: &Arc<Self>, owner: &OwnerToken) {
         self.with_state(|state, effects| {
             if let Some(OwnerState::Waiting(name)) = state.owners.get(owner) {
@@ -302,7 +303,7 @@ impl LeaseKeeper {
         });
     }
 
-    /// Ends every queue, with an error for each who waits.
+    /// Ends every queue. Every acquire that waits fails with this error.
     pub(super) fn close_queues(self: &Arc<Self>, state: &mut State, effects: &mut Effects, error: &Error) {
         for name in state.queued_names() {
             self.feed(state, effects, &name, |queue, rules, _, out| queue.close(rules, error, out));
@@ -323,7 +324,7 @@ impl State {
         self.last_confirmed = self.last_confirmed.max(sent);
     }
 
-    /// A claim is no longer that of a queue, unless it has become something else.
+    /// Forgets a claim that has left its queue, unless it is a lease or being ended by now.
     fn forget_waiting(&mut self, owner: &OwnerToken) {
         if let Some(OwnerState::Waiting(_)) = self.owners.get(owner) {
             self.owners.remove(owner);

@@ -23,12 +23,12 @@ pub(super) enum Report {
     Lost { token: FencingToken, reason: LossReason },
 }
 
-/// Log events that wait until the keeper's state is unlocked: a subscriber may block, or call the client.
+/// Log events, kept until the keeper's state is unlocked: a subscriber may block, or call the client.
 #[derive(Default)]
 pub(super) struct Reports(Vec<(LockName, Report)>);
 
 impl Reports {
-    /// An event for tracing a fault. Costs nothing where no subscriber wants any.
+    /// An event for tracing a fault. It costs nothing if no subscriber wants it.
     pub(super) fn debug(&mut self, lock: &LockName, report: impl FnOnce() -> Report) {
         if LevelFilter::current() >= LevelFilter::DEBUG {
             self.warn(lock, report());

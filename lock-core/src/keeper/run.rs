@@ -26,8 +26,8 @@ pub enum KeeperRuntime {
     /// and a guard that is dropped outside a runtime still releases.
     #[default]
     OwnThread,
-    /// As tasks on the tokio runtime that the client is built in. No thread more, but when that runtime is starved
-    /// nothing is renewed. When it is shut down every holder is notified, and the leases end by their ttl.
+    /// As tasks on the tokio runtime that the client is built in. This saves a thread, but nothing is renewed while
+    /// that runtime is starved. When it shuts down, every holder is notified, and the leases end by their ttl.
     CurrentRuntime,
 }
 
@@ -47,8 +47,8 @@ pub(super) enum Target {
     Place(Claim, PlaceNumber),
 }
 
-/// The keeper while it runs. When its runtime is shut down no lease is renewed any more, so holders are notified and
-/// no lease is begun.
+/// The keeper while it runs. When its runtime shuts down, no lease is renewed any more, so holders are notified and no
+/// new lease begins.
 struct Running(Arc<LeaseKeeper>);
 
 impl Drop for Running {
@@ -57,8 +57,8 @@ impl Drop for Running {
     }
 }
 
-/// Keeps the keeper running: each client, lock, waiting acquire and guard has one. When the last one is dropped, the keeper ends as soon as
-/// nothing is left to release or withdraw.
+/// Keeps the keeper running: each client, lock, waiting acquire and guard has one. When the last one is dropped, the
+/// keeper ends as soon as nothing is left to release or withdraw.
 #[derive(Debug)]
 pub(crate) struct KeeperHandle(Arc<LeaseKeeper>);
 
@@ -99,8 +99,8 @@ impl Drop for OpenCall {
     }
 }
 
-/// The runtime of a keeper's own thread. If the thread cannot be started, the task that builds the client drops it,
-/// maybe on a runtime, which must not wait for another one to end.
+/// The runtime of a keeper's own thread. If the thread cannot be started, the task that builds the client drops it.
+/// That task may itself run on a tokio runtime, where dropping a runtime in the ordinary, blocking way panics.
 struct OwnRuntime(Option<tokio::runtime::Runtime>);
 
 impl OwnRuntime {
@@ -119,7 +119,7 @@ impl Drop for OwnRuntime {
     }
 }
 
-/// At most so many tasks are taken before the state is unlocked.
+/// The most tasks that one step takes before it unlocks the state.
 const STEP: usize = 1024;
 
 impl LeaseKeeper {
@@ -207,8 +207,8 @@ impl LeaseKeeper {
                 self.counters.renewals_sent.add();
             }
             step.next = state.schedule.next();
-            // A lease that is still scheduled is kept for the rest of its `min_hold`. An end before that would leave a lease of a session to
-            // its ttl.
+            // A lease that is still scheduled is held for the rest of its `min_hold`. If the keeper ended before that,
+            // the lease would last until the ttl of its session has passed.
             step.over = self.is_closing.load(Ordering::SeqCst)
                 && self.left(state) == 0
                 && !state.schedule.iter().any(|task| matches!(task, Task::Lease(_)));
@@ -217,7 +217,7 @@ impl LeaseKeeper {
         })
     }
 
-    /// A batch that goes out anyway takes leases along that are due soon.
+    /// Fills a batch that goes out anyway with leases that are due soon.
     fn fill_batch(self: &Arc<Self>, state: &mut State, effects: &mut Effects, now: Stamp) {
         let size = self.capabilities.renew_batch.max(1);
         while !effects.renewals.len().is_multiple_of(size) {
@@ -229,7 +229,7 @@ impl LeaseKeeper {
             let before = effects.renewals.len();
             self.lease_due(state, effects, id, at);
             if effects.renewals.len() == before {
-                // One that only runs out: it is the next in the schedule again.
+                // This lease only runs out. It is first in the schedule again.
                 return;
             }
         }
@@ -239,17 +239,17 @@ impl LeaseKeeper {
         self.home.spawn(self.clone().renew_batch(batch));
     }
 
-    /// Every reply counts on its own, as soon as it is there. A call that is dropped leaves the rest unknown. Where one
-    /// panics, what is open is asked once more, each alone: else one lease that makes the backend panic would take those
-    /// along that happen to be due with it, again and again.
+    /// Each reply counts on its own, as soon as it arrives. If the call is dropped, the outcome of the open requests is
+    /// unknown. If it panics, each open request is sent once more, alone. Otherwise one lease that makes the backend
+    /// panic would fail the other leases of its batch again and again.
     async fn renew_batch(self: Arc<Self>, (targets, renewals): (Vec<Target>, Vec<RenewRequest>)) {
         let targets: Arc<[Target]> = targets.into();
         let replies = RenewReplies::new(renewals.len(), {
             let (keeper, targets) = (self.clone(), targets.clone());
             move |index, answer| keeper.on_answer(&targets[index], answer)
         });
-        // The schedule has long gone on when a call needs so long: this only keeps a backend that breaks its own bound
-        // from piling calls up for ever.
+        // The schedule does not wait for this call. The timeout only keeps a backend that breaks its bound from piling
+        // up calls for ever.
         let call = tokio::time::timeout(self.call_bound() * 10, self.backend.renew(&renewals, &replies));
         if !panics(call).await {
             return;
@@ -269,7 +269,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// What has to end before the keeper may.
+    /// How many calls and disposals must end before the keeper may end.
     fn left(&self, state: &State) -> usize {
         state.withdrawals + self.open_calls.load(Ordering::SeqCst)
     }
@@ -289,8 +289,8 @@ impl LeaseKeeper {
         });
     }
 
-    /// Ends every acquire and every lease, and waits until the store has replied. While replies come, it continues;
-    /// without any for two call bounds it ends with an error.
+    /// Ends every acquire and every lease, and waits until the store has replied. It continues as long as replies
+    /// arrive. Without any for two call bounds, it fails.
     pub(crate) async fn shut_down(self: Arc<Self>) -> Result<()> {
         require_timers()?;
         self.ending.store(true, Ordering::SeqCst);
@@ -322,10 +322,10 @@ impl LeaseKeeper {
     }
 }
 
-/// Runs a call to its end. Whether it ended by a panic, which the panic hook has reported.
+/// Runs a call to its end. Returns whether it ended by a panic, which the panic hook has reported.
 async fn panics(call: impl Future) -> bool {
     let mut call = pin!(call);
-    // What a panic leaves half done is the call's own, and it is not polled again.
+    // Unwind safe: what a panic leaves half done belongs to the call, which is not polled again.
     poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| call.as_mut().poll(cx).is_ready())) {
         Ok(true) => Poll::Ready(false),
         Ok(false) => Poll::Pending,

@@ -7,12 +7,12 @@ use slotmap::{SlotMap, new_key_type};
 use crate::clock::Stamp;
 
 new_key_type! {
-    /// Names a task, and no other one after it was removed.
+    /// The id of a task. It is not used again after the task was removed.
     pub(crate) struct TaskId;
 }
 
-/// Tasks by id and by due time. Each has at most one due time, so nothing stale is ever left behind, however many
-/// came and went before. Every operation is logarithmic in the number of tasks.
+/// Tasks by id and by due time. Each has at most one due time, so nothing stale is left behind, however many tasks came
+/// and went. Every operation is logarithmic in the number of tasks.
 #[derive(Debug)]
 pub(crate) struct Schedule<T> {
     tasks: SlotMap<TaskId, (T, Option<Stamp>)>,
@@ -84,7 +84,7 @@ impl<T> Schedule<T> {
         self.tasks.iter().map(|(_, (task, _))| task)
     }
 
-    /// Takes the most urgent task's id if it is due by `by`; the task stays, without a due time.
+    /// The id of the most urgent task, if it is due by `by`. The task stays, without a due time.
     pub(crate) fn pop(&mut self, by: Stamp) -> Option<(Stamp, TaskId)> {
         let &(at, id) = self.due.first().filter(|&&(at, _)| at <= by)?;
         self.due.pop_first();

@@ -33,14 +33,14 @@ impl LeaseKeeper {
         state.withdrawals += 1;
     }
 
-    /// A call that runs in the background has ended: its claim need not be ended when it is overdue.
+    /// A call that continued without its caller has ended, so its claim need not be ended when the call is overdue.
     pub(super) fn call_ended(&self, state: &mut State, owner: &OwnerToken) {
         if let Some(id) = Self::left_to_itself(state, owner) {
             self.withdrawal_done(state, id);
         }
     }
 
-    /// What ends the claim when its call is overdue, which continues without a caller.
+    /// The disposal that waits for a call of this claim, which continues without its caller.
     fn left_to_itself(state: &mut State, owner: &OwnerToken) -> Option<TaskId> {
         let Some(&OwnerState::Ending(id)) = state.owners.get(owner) else { return None };
         match state.schedule.get_mut(id) {
@@ -49,7 +49,7 @@ impl LeaseKeeper {
         }
     }
 
-    /// A withdrawal is due: a call to make, unless its time is over.
+    /// A disposal is due. Returns the call to send, unless its time is over.
     pub(super) fn withdrawal_due(&self, state: &mut State, id: TaskId, now: Stamp) -> Option<(Claim, Ending)> {
         let last_confirmed = state.last_confirmed;
         let Some(Task::Dispose(claim, machine)) = state.schedule.get_mut(id) else { return None };
@@ -64,8 +64,8 @@ impl LeaseKeeper {
         None
     }
 
-    /// The store has just handed the lock to a claim that is being ended: what pauses after a failure continues at once,
-    /// because others wait.
+    /// The store has just granted the lock to a claim that is being ended, and other clients may wait for it. A
+    /// disposal that pauses after a failure therefore continues at once.
     pub(super) fn expedite(&self, state: &mut State, id: TaskId) {
         if let Some(Task::Dispose(_, machine)) = state.schedule.get_mut(id)
             && machine.can_go_on_at_once()
@@ -120,7 +120,8 @@ impl LeaseKeeper {
         });
     }
 
-    /// A lease that was released in the background was lost before, or may have been. Nobody waits for the outcome but a shutdown.
+    /// A lease that was released in the background was lost before, or may have been. Only a shutdown returns this
+    /// outcome.
     fn released_too_late(&self, state: &mut State, claim: &Claim, is_certain: bool) {
         self.counters.lost.add();
         if is_certain {
@@ -131,8 +132,8 @@ impl LeaseKeeper {
         state.reports.warn(claim.name(), Report::ReleasedTooLate { is_certain });
     }
 
-    /// Whether the store shows that the grant with this token is the last one and was not broken. Stores that keep nothing of a free lock
-    /// cannot show it.
+    /// Whether the store shows that the grant with this token is the last one and was not broken. A store that keeps
+    /// nothing of a free lock cannot show it.
     async fn is_last_grant(&self, claim: &Claim, token: FencingToken) -> bool {
         let Some(inspect) = self.backend.extensions().inspect else { return false };
         let info = tokio::time::timeout(self.call_bound(), inspect.inspect(claim.name())).await;
@@ -202,7 +203,7 @@ pub(super) struct LostReleases {
 }
 
 impl LostReleases {
-    /// What a shutdown returns that has no other error.
+    /// The result of a shutdown that has no other error.
     pub(super) fn outcome(self) -> Result<()> {
         let text = match (self.lost, self.unclear) {
             (0, 0) => return Ok(()),
@@ -212,14 +213,15 @@ impl LostReleases {
             ),
             (lost, 0) => format!("the store no longer had {lost} of the leases when they were released"),
             (lost, unclear) => format!(
-                "the store no longer had {lost} of the leases when they were released, and did not confirm the release of {unclear} others"
+                "the store no longer had {lost} of the leases when they were released, and did not \
+                 confirm the release of {unclear} others"
             ),
         };
         Err(Error::new(ErrorKind::Lost, text))
     }
 }
 
-/// Continues in the background when a release ends without a clear reply, also by being dropped.
+/// Ends the claim in the background if a release ends without a clear reply, or is dropped.
 struct Unanswered<'a> {
     keeper: &'a Arc<LeaseKeeper>,
     claim: &'a Claim,

@@ -19,9 +19,9 @@ use crate::lock_info::LockInfo;
 use crate::name::LockName;
 use crate::token::FencingToken;
 
-/// Locks in a [`MemoryStore`], for one client. Other clients of the same store each take their own.
+/// Locks in a [`MemoryStore`], for one client. Each client of the same store has a backend of its own.
 ///
-/// Exclusion reaches as far as the store: the process. Every call is answered at once.
+/// Exclusion reaches as far as the store: the process. Every call returns at once.
 #[derive(Debug)]
 pub struct MemoryBackend {
     store: MemoryStore,
@@ -48,7 +48,7 @@ impl MemoryBackend {
 #[async_trait]
 impl LockBackend for MemoryBackend {
     fn attach(&self, core: CoreHandle) {
-        // A backend serves one client: a second one must not take over the handle of the first.
+        // Ignores a second client, which must not take over the handle of the first.
         self.line.attach(core);
     }
 
@@ -129,7 +129,7 @@ fn answer(request: &RenewRequest, standing: ClaimState, sent: Stamp) -> RenewRep
     match standing {
         ClaimState::Holds { token, place, handed_off } => {
             let confirmation = Confirmation { ttl: request.ttl, sent, place };
-            // Who was handed the lock, or granted it under another number, may not know the token yet.
+            // A claim that got the lock by handoff, or under another place number, may not know its token yet.
             if handed_off || place != request.place {
                 RenewReply::Granted(Grant::new(token, confirmation))
             } else {

@@ -1,7 +1,7 @@
-//! Locks within one process: for programs' own tests and examples, and the reference that every backend is held against.
+//! Locks within one process: for the tests of programs, for examples, and as the reference for every other backend.
 //!
-//! [`MemoryStore`] is the store and [`MemoryBackend`] a client's way to it. [`LockRecord`] has the rules, without clock,
-//! task or network: what a model checks and what the scripts of real stores are compared with.
+//! [`MemoryStore`] is the store and [`MemoryBackend`] a client's way to it. [`LockRecord`] has the rules, without
+//! clock, task or network. The model checks them, and the scripts of real stores are compared with them.
 
 mod backend;
 mod record;

@@ -9,24 +9,24 @@ use crate::token::FencingToken;
 
 /// What the store keeps of one lock, and the rules by which it changes.
 ///
-/// `P` is the party that claims: two are equal when they are the same claim. Time comes in as `now`, by the store's
-/// clock, and never goes back.
+/// `P` is the party that claims. Two parties are equal if they are the same claim. Time comes in as `now`, by the
+/// store's clock, and never goes back.
 ///
 /// # Rules
-/// 1. Every operation first drops what has expired. If the lock is free then, the oldest live place becomes the
-///    lease: any client's request serves all.
-/// 2. A place is a lease of its own: a number that only grows, and a deadline. A lease keeps the number of the place
-///    that it came from; one that was granted at once has a number too.
+/// 1. Every operation first drops what has expired. If the lock is then free, the oldest live place becomes the lease.
+///    So any client's request serves all clients.
+/// 2. A place has a number, higher than that of every earlier place, and a deadline. A lease keeps the number of the
+///    place that it came from. A lease that was granted at once has a number too.
 /// 3. Acquire and renew move the deadline of what the party has to the later of the old one and now + ttl. Renew
 ///    creates nothing.
-/// 4. A handoff keeps the place's number and deadline and raises the token. The store notifies the party, because it
-///    cannot know otherwise, but proves nothing about when the ttl began.
+/// 4. A handoff keeps the place's number and deadline and raises the token. The store notifies the party, which cannot
+///    know otherwise. The notification does not prove when the ttl began.
 /// 5. A release of a claim in doubt leaves a tombstone: no late acquire of that claim has an effect.
 ///
-/// The fields are open: a model or a saboteur builds and breaks any state.
+/// The fields are public, so that a model or a saboteur can build and break any state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LockRecord<P> {
-    /// The current leases, one at most while every claim is exclusive. It may have expired unnoticed.
+    /// The current leases; at most one while every claim is exclusive. It may have expired unnoticed.
     pub holders: Vec<LeaseRecord<P>>,
     /// The queue, oldest place first; some may have expired unnoticed.
     pub places: VecDeque<QueuedPlace<P>>,
@@ -41,7 +41,7 @@ pub struct LockRecord<P> {
 /// A lease at the store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseRecord<P> {
-    /// Who holds.
+    /// The holder.
     pub party: P,
     /// The place that it came from.
     pub place: PlaceNumber,
@@ -49,16 +49,16 @@ pub struct LeaseRecord<P> {
     pub token: FencingToken,
     /// When it ends unless it is renewed.
     pub until: Stamp,
-    /// Whether it came by handoff: its party may not know the token yet.
+    /// Whether it came by a handoff. Its party may not know the token yet.
     pub handed_off: bool,
 }
 
 /// A place in the queue of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct QueuedPlace<P> {
-    /// Who waits.
+    /// The waiter.
     pub party: P,
-    /// The number.
+    /// The number of the place.
     pub place: PlaceNumber,
     /// When it ends unless it is renewed.
     pub until: Stamp,
@@ -84,12 +84,12 @@ pub enum ClaimState {
         /// How long the holder's lease still lasts.
         retry_after: Duration,
     },
-    /// It has neither, because another holds and it wants no place, or because what it had is gone.
+    /// It has neither: another party holds the lock and it wants no place, or what it had is gone.
     Absent {
-        /// How long the holder's lease still lasts; zero when the lock is free.
+        /// How long the holder's lease still lasts; zero if the lock is free.
         retry_after: Duration,
     },
-    /// It was withdrawn: nothing that it asked for has an effect any more.
+    /// It was withdrawn: none of its requests has an effect any more.
     Withdrawn,
 }
 
@@ -133,8 +133,8 @@ impl<P> LockRecord<P> {
 }
 
 impl<P: Clone + PartialEq> LockRecord<P> {
-    /// One try of `party` to get the lock for `ttl`, or, if `place_ttl` is given, a place in its queue for that time.
-    /// Handoffs that this brings about are added to `handoffs`.
+    /// One attempt of `party` to get the lock for `ttl` or, if `place_ttl` is given, a place in its queue for that
+    /// time. Adds the handoffs that follow to `handoffs`.
     pub fn acquire(
         &mut self,
         party: &P,
@@ -182,7 +182,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         self.extend(party, ttl, place_ttl, policy, now).unwrap_or(absent)
     }
 
-    /// Ends the lease or place of `party`. Says whether it had one.
+    /// Ends the lease or place of `party`. Returns whether it had one.
     pub fn release(&mut self, party: &P, delivery: Delivery, now: Stamp, handoffs: &mut Vec<LeaseRecord<P>>) -> bool {
         self.sweep(now, handoffs);
         if delivery == Delivery::InDoubt {
@@ -200,7 +200,8 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         self.places.len() < before
     }
 
-    /// Ends the lease if its token is `token`, whoever holds it, and raises the token once more. Returns the raised token.
+    /// Ends the lease if its token is `token`, whoever holds it, and raises the token once more. Returns the raised
+    /// token.
     pub fn break_lease(
         &mut self,
         token: FencingToken,
@@ -216,7 +217,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
         Some(raised)
     }
 
-    /// Rule 1.
+    /// Applies rule 1.
     fn sweep(&mut self, now: Stamp, handoffs: &mut Vec<LeaseRecord<P>>) {
         self.holders.retain(|lease| now < lease.until);
         self.places.retain(|place| now < place.until);
@@ -232,7 +233,7 @@ impl<P: Clone + PartialEq> LockRecord<P> {
     fn grant(&mut self, QueuedPlace { party, place, until }: QueuedPlace<P>, handed_off: bool) -> &LeaseRecord<P> {
         self.last_token += 1;
         let token = FencingToken::new(self.last_token);
-        // There is seldom a second holder, and a `Vec` that grows by itself has room for four.
+        // A second holder is rare, and a `Vec` that grows by itself takes room for four.
         self.holders.reserve_exact(1);
         self.holders.push(LeaseRecord { party, place, token, until, handed_off });
         &self.holders[self.holders.len() - 1]

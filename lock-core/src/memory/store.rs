@@ -20,17 +20,18 @@ use crate::token::FencingToken;
 /// Names whose locks are free are removed when there are this many names, and then at each doubling.
 const FIRST_SWEEP: usize = 1 << 16;
 
-/// A store in this process. Clones share it; a [`MemoryBackend`](crate::memory::MemoryBackend) makes it available to one client.
+/// A store in this process. Clones share it; a [`MemoryBackend`](crate::memory::MemoryBackend) makes it available to
+/// one client.
 ///
-/// It is the reference for every other store: leases end by its clock, waiters stand in a queue and the lock is handed
-/// on to its head, withdrawn claims leave tombstones for a minute. Nothing of it outlives the process.
+/// It is the reference for every other store: leases end by its clock, waiters stand in a queue whose head gets the
+/// lock, and withdrawn claims leave tombstones for a minute. It ends with the process.
 ///
-/// **Fencing.** Each name counts its grants. The counter outlives lease and record: when free names are removed
-/// (at 65,536 names, so that a program that locks ever new names does not grow for ever), or the store is
-/// told to forget, new names begin above every token that was forgotten.
+/// **Fencing.** Each name counts its grants. The counter outlives lease and record: when the store removes free names
+/// (at 65,536 names, so that a program that locks ever new names does not grow for ever) or is made to forget, new
+/// names begin above every forgotten token.
 ///
-/// The `tamper` methods are for tests. They notify no client of what they do: as with an operator who works on
-/// a server by hand, a holder learns of it with its next renewal.
+/// `remove`, `expire` and `forget_everything` tamper with the store, for tests. They notify no client: as after an
+/// operator's work on a server, a holder learns of it with its next renewal.
 #[derive(Clone)]
 pub struct MemoryStore {
     shared: Arc<Shared>,
@@ -54,7 +55,7 @@ struct Entry {
     renewals: u64,
 }
 
-/// The way to the client of one backend; empty until the backend is attached.
+/// The handle to the client of one backend; empty until the backend is attached.
 pub(super) type Line = Arc<Attachment>;
 
 /// A claim, and the client that is notified of a handoff to it.
@@ -78,17 +79,17 @@ pub struct RequestCounts {
     pub acquires: u64,
     /// Renew calls, each of which may renew many.
     pub renew_calls: u64,
-    /// Leases and places that renew calls asked for.
+    /// Renewals of leases and places in these calls.
     pub renewals: u64,
     /// Release calls.
     pub releases: u64,
 }
 
-/// What a store holds now.
+/// What a store contains now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResourceCounts {
-    /// Names with a record, those that only keep counters included.
+    /// Names with a record, including those that only keep counters.
     pub records: u64,
     /// Leases that have not expired.
     pub leases: u64,
@@ -115,12 +116,12 @@ impl MemoryStore {
         lock(&self.shared.state).counts
     }
 
-    /// How often a lease or place of this lock was asked to be renewed.
+    /// The number of requests to renew a lease or place of this lock.
     pub fn renewals_of(&self, name: &LockName) -> u64 {
         lock(&self.shared.state).names.get(name).map_or(0, |entry| entry.renewals)
     }
 
-    /// What it holds now. Reads every name.
+    /// What it contains now. Reads every name.
     pub fn resource_counts(&self) -> ResourceCounts {
         let state = lock(&self.shared.state);
         let now = self.shared.clock.now();
@@ -224,7 +225,7 @@ impl MemoryStore {
         self.work(|state, now, handoffs| {
             state.counts.releases += 1;
             let party = Party { claim: claim.clone(), line: line.clone() };
-            // A claim in doubt needs its tombstone also where no record is left.
+            // A claim in doubt needs its tombstone even if there is no record.
             if *delivery == Delivery::Confirmed && !state.names.contains_key(claim.name()) {
                 return false;
             }
@@ -236,7 +237,8 @@ impl MemoryStore {
         self.work(|state, now, handoffs| state.names.get_mut(name)?.record.break_lease(token, now, handoffs))
     }
 
-    /// One critical section, then its notifications. The clock is read inside, so that time never goes back for a record.
+    /// One critical section, then its notifications. The clock is read inside, so that time never goes back for a
+    /// record.
     fn work<T>(&self, work: impl FnOnce(&mut State, Stamp, &mut Vec<LeaseRecord<Party>>) -> T) -> T {
         let mut handoffs = Vec::new();
         let done = {

@@ -1,4 +1,4 @@
-//! RenewReplies that are missing, late, or overtaken by a message.
+//! Replies that are missing, late, or overtaken by a message.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, MS, TTL, acquire, granted, refused, scripted, unknown};
 
-/// A lease that waited is renewed to its own ttl so long after the grant, at most.
+/// A lease that waited is renewed to its own ttl within this time after the grant.
 const TOPPED_UP: Duration = Duration::from_millis(110);
 
-/// A place that is not renewed for the moment is a place all the same: the last to leave takes it back.
+/// A claim keeps its place while the place is not renewed: when the last acquire leaves, the place is withdrawn.
 #[tokio::test(start_paused = true)]
 async fn a_place_is_taken_back_in_every_stage() {
     let (client, mut store) = scripted();
@@ -23,7 +23,7 @@ async fn a_place_is_taken_back_in_every_stage() {
     let claim = store.queues(3).await;
     let (_, renewal) = store.renew().await;
     store.push(&claim, 4, 1);
-    // About a place that is gone: so it will be acquired again, and that fails for a while.
+    // Refers to an earlier place, so the queue sends another acquire, which fails for a while.
     renewal.send(RenewReply::Granted(store.grant(3, 1))).map_err(drop).unwrap();
     let (_, answer) = store.acquire().await;
     answer.send(Err(refused())).unwrap();
@@ -33,7 +33,7 @@ async fn a_place_is_taken_back_in_every_stage() {
     assert_eq!((withdrawn.owner(), delivery), (claim.owner(), Delivery::Confirmed));
 }
 
-/// The same when nobody left, and the second acquire is granted.
+/// The same if no acquire has left, and the second one is granted.
 #[tokio::test(start_paused = true)]
 async fn a_lease_with_an_unanswered_acquire_is_released_in_doubt() {
     let (client, mut store) = scripted();
@@ -65,7 +65,8 @@ async fn a_fixed_lease_that_waited_gets_its_whole_ttl() {
     assert_eq!(guard.lost().await.reason, LossReason::Expired);
 }
 
-/// The same for a renewed lease, whose next renewals follow at the pace of its own ttl. What is released before costs nothing.
+/// The same for a renewed lease, whose next renewals follow at the pace of its own ttl. A release before that saves the
+/// renewal.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_waited_soon_has_its_whole_ttl() {
     let (client, mut store) = scripted();
@@ -84,7 +85,7 @@ async fn a_lease_that_waited_soon_has_its_whole_ttl() {
     timeout(TTL / 8, store.renew()).await.expect("the next renewal is due a third of the ttl later");
 }
 
-/// A confirmation that is almost used up leaves no time to wait.
+/// A confirmation whose ttl has almost passed leaves no time to wait.
 #[tokio::test(start_paused = true)]
 async fn a_lease_with_an_old_confirmation_is_renewed_at_once() {
     let (client, mut store) = scripted();
@@ -109,8 +110,8 @@ async fn a_fixed_lease_that_did_not_wait_is_not_renewed() {
     assert_eq!(guard.lost().await.reason, LossReason::Expired);
 }
 
-/// The first acquire has no reply, the second is in flight when everybody leaves: whatever it says, the first one
-/// may still arrive.
+/// The first acquire has no reply, and the second is in flight when the last waiter leaves. Whatever its reply, the
+/// first one may still arrive.
 #[tokio::test(start_paused = true)]
 async fn a_claim_with_an_unanswered_acquire_is_withdrawn_in_doubt() {
     let (client, mut store) = scripted();
@@ -132,7 +133,7 @@ async fn a_claim_with_an_unanswered_acquire_is_withdrawn_in_doubt() {
     store.is_silent(TTL * 2).await;
 }
 
-/// A request that is in flight is one without a reply.
+/// A request in flight has no reply.
 #[tokio::test(start_paused = true)]
 async fn what_is_renewed_just_now_is_ended_in_doubt() {
     let (client, mut store) = scripted();
@@ -183,7 +184,8 @@ async fn a_loss_that_a_push_overtook_is_told_at_once() {
     }
 }
 
-/// A reply about the place of the lease is newer than what the lease began with: the validity counts from it.
+/// A reply about the place of the lease is newer than the confirmation that the lease began with, so the validity
+/// counts from it.
 #[tokio::test(start_paused = true)]
 async fn a_confirmation_that_a_push_overtook_counts() {
     for waits in [true, false] {
@@ -206,14 +208,14 @@ async fn a_confirmation_that_a_push_overtook_counts() {
     }
 }
 
-/// What an older place was told says nothing about the lease.
+/// A reply about an older place says nothing about the lease.
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_about_an_older_place_ends_nothing() {
     let (client, mut store) = scripted();
     let waiter = acquire(&client);
     let claim = store.queues(4).await;
     let (_, late) = store.renew().await;
-    // It is sent again after the bound of a call, and the place is gone; the same claim gets another.
+    // The renewal is repeated after the bound of a call. The place is gone then, and the same claim gets another one.
     let (_, renewal) = store.renew().await;
     renewal.send(RenewReply::Free).map_err(drop).unwrap();
     store.queues(5).await;
@@ -243,7 +245,7 @@ async fn a_lease_that_is_gone_is_withdrawn_while_an_acquire_has_no_answer() {
     store.is_silent(TTL * 2).await;
 }
 
-/// The grant is known before the place is: together they are a lease, without another look.
+/// The grant arrives before the reply with the place. Together they make a lease, without another request.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_comes_before_the_answer_of_its_acquire_is_joined_with_it() {
     let (client, mut store) = scripted();
@@ -299,8 +301,8 @@ async fn a_grant_during_a_renewal_is_joined_with_its_answer() {
     assert_eq!(granted(waiter).await.fencing_token().get(), 1);
 }
 
-/// When the store hands the lock to a claim that is to be withdrawn, and the withdraw pauses after a failure, it continues
-/// at once: others wait.
+/// The store hands the lock to a claim whose withdrawal pauses after a failure. The withdrawal continues at once,
+/// because others wait.
 #[tokio::test(start_paused = true)]
 async fn a_grant_to_a_claim_that_is_withdrawn_is_given_back_at_once() {
     let (client, mut store) = scripted();
@@ -321,7 +323,7 @@ async fn a_grant_to_a_claim_that_is_withdrawn_is_given_back_at_once() {
     store.is_silent(TTL * 2).await;
 }
 
-/// The reply about a place that is gone long since says nothing about the one that the claim has now.
+/// A reply about an earlier place says nothing about the present one.
 #[tokio::test(start_paused = true)]
 async fn a_late_loss_of_an_older_place_does_not_cost_the_place() {
     let (client, mut store) = scripted();
@@ -337,7 +339,7 @@ async fn a_late_loss_of_an_older_place_does_not_cost_the_place() {
     assert_eq!((lease.claim.owner(), lease.place.get()), (claim.owner(), 5));
 }
 
-/// Waking oneself costs the task its turn, and tokio another thread.
+/// A task that wakes itself loses its turn, and makes tokio wake another thread.
 #[tokio::test(start_paused = true)]
 async fn an_acquire_is_woken_by_its_answer_alone() {
     #[derive(Default)]

@@ -9,8 +9,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, CALL_BOUND, Call, MS, TTL, acquire, granted, refused, scripted};
 
-/// An acquire is dropped in flight, and the runtime that finishes it never does: its claim is withdrawn when the call is past
-/// its bound. A shutdown does not wait for the call.
+/// An acquire is dropped in flight, and never ends on the runtime that should finish it. Its claim is withdrawn when
+/// the call is past its bound. A shutdown does not wait for the call.
 #[tokio::test(start_paused = true)]
 async fn an_acquire_that_was_dropped_and_never_ends_is_withdrawn() {
     let (client, mut store) = scripted();
@@ -29,7 +29,7 @@ async fn an_acquire_that_was_dropped_and_never_ends_is_withdrawn() {
     store.is_silent(TTL).await;
 }
 
-/// Shut down while such a call is still within its bound, the client ends all the same.
+/// A client that is shut down while such a call is within its bound still ends.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_outlasts_an_acquire_that_never_ends() {
     let (client, mut store) = scripted();
@@ -44,7 +44,7 @@ async fn a_shutdown_outlasts_an_acquire_that_never_ends() {
     timeout(CALL_BOUND, shutdown).await.expect("the shutdown ends").unwrap().unwrap();
 }
 
-/// What the call says after all is taken all the same, and nothing is sent where it says that there is nothing.
+/// The late reply still counts: a grant is released at once, and after a refusal nothing is sent.
 #[tokio::test(start_paused = true)]
 async fn an_acquire_that_was_dropped_and_is_answered_within_its_bound_costs_no_more() {
     let (client, mut store) = scripted();
@@ -66,7 +66,7 @@ async fn an_acquire_that_was_dropped_and_is_answered_within_its_bound_costs_no_m
     }
 }
 
-/// A late grant, long after the withdraw, is withdrawn too.
+/// A grant that arrives long after the withdrawal is withdrawn too.
 #[tokio::test(start_paused = true)]
 async fn an_acquire_that_is_granted_after_its_withdraw_is_taken_back() {
     let (client, mut store) = scripted();
@@ -101,14 +101,14 @@ async fn a_release_that_was_dropped_and_never_ends_is_sent_again() {
     timeout(CALL_BOUND, client.shutdown()).await.expect("nothing is left").unwrap();
 }
 
-/// The validity ends while a renewal has no reply: the lease is released in doubt, also when its guard is dropped later.
+/// The validity ends while a renewal has no reply: the lease is released in doubt, even if its guard is dropped later.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_was_lost_during_a_renewal_is_released_in_doubt() {
     let (client, mut store) = scripted();
     let lock = client.lock("job");
     let acquire = tokio::spawn(async move { lock.acquire().await });
     let (_, answer) = store.acquire().await;
-    // So much of it is over that the first renewal is still within its bound when the validity ends.
+    // So late that the first renewal is still within its bound when the validity ends.
     sleep(TTL / 2).await;
     let confirmation = Confirmation { sent: Stamp::from_start(Duration::ZERO), ..store.confirms(1) };
     sleep(TTL * 35 / 100).await;
@@ -121,8 +121,8 @@ async fn a_lease_that_was_lost_during_a_renewal_is_released_in_doubt() {
     assert_eq!(store.release().await.1, Delivery::InDoubt);
 }
 
-/// A first future that is not polled any more, and that another one waits behind: its claim is withdrawn, and the next one is
-/// for whoever is still there.
+/// The future of the first acquire is not polled any more, and another acquire waits behind it. The first claim is
+/// withdrawn, and the next claim goes to the other acquire.
 #[tokio::test(start_paused = true)]
 async fn a_stalled_first_acquire_holds_nobody_up() {
     let (client, mut store) = scripted();
@@ -152,10 +152,10 @@ async fn a_stalled_first_acquire_holds_nobody_up() {
     assert!(guard.is_held());
 }
 
-/// How long after it was sent a call counts as one without a reply, with a little for the timers.
+/// A call without a reply has failed this long after it was sent, with some slack for the timers.
 const OVERDUE: Duration = CALL_BOUND.saturating_add(Duration::from_millis(255));
 
-/// The keeper's own acquire is past its bound: it may have taken effect, whatever the store says of the next claim.
+/// The keeper's own acquire is past its bound. It may have taken effect, whatever the store replies to the next claim.
 #[tokio::test(start_paused = true)]
 async fn an_acquire_past_its_bound_leaves_a_doubt() {
     let (client, mut store) = scripted();

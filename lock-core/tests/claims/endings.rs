@@ -1,4 +1,4 @@
-//! What becomes of claims whose tasks, clients or backends go away in the middle of a call.
+//! What happens to claims whose tasks, clients or backends go away in the middle of a call.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, CALL_BOUND, Call, MS, TTL, acquire, granted, refused, scripted, unknown};
 
-/// The acquire is dropped in flight, and its client with it: what it is granted then is given back all the same.
+/// The acquire is dropped in flight, and its client too. A later grant is still released.
 #[tokio::test(start_paused = true)]
 async fn an_acquire_that_outlives_its_client_is_taken_back() {
     let (client, mut store) = scripted();
@@ -46,8 +46,8 @@ async fn a_release_that_outlives_its_client_goes_on() {
     store.is_over().await;
 }
 
-/// A repeated release finds no lease: the first call ended it, or it was lost before. A shutdown says so once, unless the store shows that
-/// nobody was granted the lock since.
+/// A repeated release finds no lease: the first call ended it, or it was lost before. A shutdown says so once, unless
+/// the store shows that no other grant followed.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_reports_a_repeated_release_that_finds_no_lease() {
     let lost = Some(ErrorKind::Lost);
@@ -68,12 +68,13 @@ async fn a_shutdown_reports_a_repeated_release_that_finds_no_lease() {
     }
 }
 
-/// Nobody waits for the release of a guard that was dropped, or whose release was. Its first reply is certain.
+/// No caller waits for the release of a guard that was dropped, or whose release was dropped. Its first reply is
+/// certain.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_reports_a_loss_that_a_release_in_the_background_finds() {
     for drops in [false, true] {
         let (client, mut store) = scripted();
-        // The lease was lost, although nobody was granted the lock since.
+        // The lease was lost, although no other grant followed.
         store.shows(Some(1));
         let acquiring = acquire(&client);
         store.grants(1, 1).await;
@@ -96,7 +97,7 @@ async fn a_shutdown_reports_a_loss_that_a_release_in_the_background_finds() {
     }
 }
 
-/// A shutdown waits for the reply of an acquire that is in flight, and for what has to be done about it.
+/// A shutdown waits for the reply to an acquire in flight, and for the release of what it was granted.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_waits_for_an_acquire_that_is_under_way() {
     let (client, mut store) = scripted();
@@ -115,7 +116,8 @@ async fn a_shutdown_waits_for_an_acquire_that_is_under_way() {
     shutdown.await.unwrap().unwrap();
 }
 
-/// One task tries, another one waits behind it. When the one that tries is gone, the other must not continue without a place.
+/// One task tries, and another waits behind it. If the one that tries is dropped, the other must not continue without a
+/// place.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_behind_a_try_that_was_dropped_gets_a_place() {
     for unanswered in [false, true] {
@@ -159,7 +161,8 @@ async fn a_fixed_lease_that_inherits_a_shorter_ttl_gets_its_own() {
     assert!(guard.validity() > TTL / 2);
 }
 
-/// An acquire has no reply, and all that is heard later is that nothing was sent: the first one may have taken effect.
+/// One acquire has no reply, and all later ones certainly had no effect. The one without a reply may still have taken
+/// effect.
 #[tokio::test(start_paused = true)]
 async fn an_outcome_stays_unknown_when_the_claim_is_drawn_anew() {
     let (client, mut store) = scripted();
@@ -185,7 +188,8 @@ async fn an_outcome_stays_unknown_when_the_claim_is_drawn_anew() {
     assert_eq!((unknown, outcome.unwrap_err().kind()), (1, ErrorKind::Indeterminate));
 }
 
-/// A withdraw was sent twice. The second copy ended it; the reply of the first must not end the next one of the same claim.
+/// A withdrawal was sent twice, and the second copy ended it. The reply to the first must not end the next withdrawal
+/// of the same claim.
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_ends_no_other_withdraw() {
     let (client, mut store) = scripted();
@@ -206,13 +210,13 @@ async fn a_late_answer_ends_no_other_withdraw() {
     assert_eq!(delivery, Delivery::InDoubt);
     late.send(Ok(ReleaseOutcome::NotHeld)).unwrap();
     sleep(MS).await;
-    // It is not over yet: it fails, and is tried again.
+    // The withdrawal continues: it fails, and is repeated.
     answer.send(Err(refused())).unwrap();
     store.release().await.2.send(Ok(ReleaseOutcome::Released)).unwrap();
     store.is_silent(TTL).await;
 }
 
-/// Whatever ends a lease, it is one loss, and no lease is counted as held afterwards.
+/// Whatever ends a lease counts as one loss, and no lease is counted as held afterwards.
 #[tokio::test(start_paused = true)]
 async fn each_loss_is_counted_once() {
     let (client, mut store) = scripted();
@@ -252,7 +256,7 @@ async fn each_loss_is_counted_once() {
     }
 }
 
-/// The store answers no release until the ttl, which is short, is over. The shutdown says so.
+/// The store replies to no release before the end of the ttl, which is short. The shutdown reports that.
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_before_a_silent_store_does_not_end_well() {
     let (client, mut store) = scripted();
@@ -271,8 +275,8 @@ async fn a_shutdown_before_a_silent_store_does_not_end_well() {
     drop(guard);
 }
 
-/// The validity ends, and the store may still have the lease: the next waiter need not sit it out. As sure where every request was
-/// answered, in doubt where one was not.
+/// The validity has ended, but the store may still have the lease. It is released, so that the next waiter does not
+/// wait for the rest of the ttl. The release is in doubt only if a request had no reply.
 #[tokio::test(start_paused = true)]
 async fn an_expired_lease_is_released_when_its_guard_goes() {
     for (in_doubt, awaited) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -301,7 +305,7 @@ async fn an_expired_lease_is_released_when_its_guard_goes() {
     }
 }
 
-/// A lease that the store says is gone is not released: there is nothing left that could be.
+/// A lease that the store reports as gone is not released: there is nothing left to release.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_gone_is_not_released() {
     for awaited in [false, true] {
@@ -320,7 +324,7 @@ async fn a_lease_that_is_gone_is_not_released() {
     }
 }
 
-/// Work is not begun when the lease is lost, and its result is not given when the lease was lost meanwhile.
+/// Work does not begin after the loss, and has no result if the lease was lost while it ran.
 #[tokio::test(start_paused = true)]
 async fn guarded_work_has_no_result_after_the_loss() {
     let (client, mut store) = scripted();
@@ -379,7 +383,7 @@ async fn a_shutdown_waits_for_a_release_that_is_in_flight() {
     store.is_over().await;
 }
 
-/// A release that its caller dropped, and that is answered in time, is not repeated.
+/// A release that its caller dropped, and that has a reply in time, is not repeated.
 #[tokio::test(start_paused = true)]
 async fn a_dropped_release_with_a_reply_is_sent_once() {
     let (client, mut store) = scripted();

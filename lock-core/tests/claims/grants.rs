@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::scripted::{AT_ONCE, Call, MS, Store, TTL, acquire, granted, scripted};
 
-/// The reply to the renewal of a lease names another grant: the lease is gone, though the same claim holds.
+/// The reply to the renewal of a lease names another grant. The lease is gone, although the same claim holds the lock.
 #[tokio::test(start_paused = true)]
 async fn another_grant_is_no_confirmation() {
     for (place, token, counts) in [(4, 1, true), (4, 2, false), (5, 1, false), (5, 2, false)] {
@@ -29,8 +29,8 @@ async fn another_grant_is_no_confirmation() {
     }
 }
 
-/// A confirmation of a higher place ends the lease. One of a lower place is about what was before, so the lease stays as it was
-/// and is renewed again.
+/// A confirmation of a higher place ends the lease. A confirmation of a lower place is stale, so the lease stays as it
+/// was and is renewed again.
 #[tokio::test(start_paused = true)]
 async fn a_confirmation_of_another_place_does_not_count() {
     for place in [3, 5] {
@@ -73,7 +73,8 @@ async fn an_overtaken_confirmation_of_another_place_does_not_count() {
     }
 }
 
-/// A message of a grant for a claim that holds: with a higher place the own lease is gone, and a confirmation of the own place counts.
+/// A message reports a grant of a claim that holds a lease. With a higher place, the lease is gone. A confirmation of
+/// its own place counts.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_is_notified_during_a_hold_is_compared_with_the_lease() {
     for (place, confirms, held) in
@@ -92,7 +93,8 @@ async fn a_grant_that_is_notified_during_a_hold_is_compared_with_the_lease() {
     }
 }
 
-/// The validity is over when the grant arrives: nobody gets that lease. The claim goes back, and another one is drawn.
+/// The validity is over when the grant arrives, so no acquire gets that lease. The claim is withdrawn, and another one
+/// is drawn.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_arrives_after_its_validity_is_taken_back() {
     let (client, mut store) = scripted();
@@ -107,8 +109,8 @@ async fn a_grant_that_arrives_after_its_validity_is_taken_back() {
     assert_eq!(granted(waiter).await.fencing_token().get(), 2);
 }
 
-/// The first waiter has left, and the second one inherits its claim, which was sent with a longer ttl than the second one wants to
-/// block others for: the claim goes back.
+/// The first waiter has left, and the second one inherits its claim, which was sent with a longer ttl than the second
+/// one wants. The claim is withdrawn.
 #[tokio::test(start_paused = true)]
 async fn a_grant_with_an_inherited_longer_ttl_is_taken_back() {
     for queued in [false, true] {
@@ -139,7 +141,7 @@ async fn a_grant_with_an_inherited_longer_ttl_is_taken_back() {
 
 type Granting = oneshot::Sender<Result<AcquireOutcome>>;
 
-/// The claim of this owner is withdrawn, and another one asks. Nothing is in doubt.
+/// The claim of this owner is withdrawn without doubt, and another claim sends an acquire.
 async fn taken_back_and_drawn_anew(store: &mut Store, owner: &OwnerToken) -> Granting {
     let (mut withdrawn, mut next) = (None, None);
     while withdrawn.is_none() || next.is_none() {
@@ -159,8 +161,9 @@ async fn taken_back_and_drawn_anew(store: &mut Store, owner: &OwnerToken) -> Gra
     next.unwrap()
 }
 
-/// A message of a grant comes while an acquire of the same claim is in flight. Its reply is waited for: when it came for a claim that
-/// holds already, it would be taken for a second grant and given back, and the lease with it.
+/// A message of a grant comes while an acquire of the same claim is in flight. The queue waits for the reply. If the
+/// reply arrived for a claim that holds already, it would count as a second grant and be released, and the lease with
+/// it.
 #[tokio::test(start_paused = true)]
 async fn a_grant_during_an_acquire_is_joined_with_its_answer() {
     let (client, mut store) = scripted();

@@ -1,4 +1,5 @@
-//! What lock-core asks a store for, call by call, where a reply is missing or late, or somebody goes away meanwhile.
+//! What lock-core requests of a store, call by call, if a reply is missing or late, or a task or client goes away in
+//! between.
 
 mod answers;
 mod doubts;

@@ -8,10 +8,10 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, CALL_BOUND, Call, MS, TTL, acquire, granted, refused, scripted, unknown};
 
-/// Pauses grow from a sixteenth of the period of three seconds to a half of it: about ten tries in 9 s, and not fifty.
+/// Pauses grow from an eighth of the period of three seconds to a half of it: about ten tries in 9 s, and not fifty.
 const TRIES: std::ops::RangeInclusive<u32> = 4..=20;
 
-/// A store that refuses every renewal is not asked more and more often.
+/// A store that refuses every renewal gets no more requests than this.
 #[tokio::test(start_paused = true)]
 async fn pauses_between_failed_renewals_grow() {
     let (client, mut store) = scripted();
@@ -93,7 +93,7 @@ async fn a_failed_release_is_tried_again_until_the_ttl_is_over() {
     );
 }
 
-/// What waiting does not mend ends every wait at once; what it may mend ends only a try.
+/// An error that waiting does not cure ends every wait at once. An error that it may cure ends only a try.
 #[tokio::test(start_paused = true)]
 async fn an_error_that_waiting_does_not_mend_ends_every_wait() {
     for (error, ends) in [
@@ -129,7 +129,8 @@ async fn an_error_that_waiting_does_not_mend_ends_every_wait() {
     }
 }
 
-/// A server may grant no ttl as long as that of the front. The acquires behind it that want a shorter one do not fail with it.
+/// A server may grant no ttl as long as that of the front. The acquires behind it that want a shorter one do not fail
+/// with it.
 #[tokio::test(start_paused = true)]
 async fn a_ttl_that_the_server_does_not_grant_fails_those_alone_that_want_it() {
     let (client, mut store) = scripted();
@@ -148,7 +149,7 @@ async fn a_ttl_that_the_server_does_not_grant_fails_those_alone_that_want_it() {
     }
 }
 
-/// The last waiter has left when the reply comes: only what may have taken effect is withdrawn.
+/// The last waiter has left when the reply arrives. The claim is withdrawn only if the request may have taken effect.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_nobody_waits_for_is_withdrawn_where_it_may_have_taken_effect() {
     for (error, expected) in [(unknown(), Some(Delivery::InDoubt)), (refused(), None)] {
@@ -169,7 +170,7 @@ async fn an_answer_that_nobody_waits_for_is_withdrawn_where_it_may_have_taken_ef
     }
 }
 
-/// A renewal that goes out takes those along that are due within a thirty-second of the period: 93 ms here.
+/// A renewal takes along the leases that are due within a thirty-second of the period, 93 ms here.
 #[tokio::test(start_paused = true)]
 async fn a_renewal_takes_those_along_that_are_due_soon() {
     for (later, goes_along) in [(MS * 80, true), (MS * 120, false)] {
@@ -192,7 +193,7 @@ async fn a_renewal_takes_those_along_that_are_due_soon() {
     }
 }
 
-/// Nobody is told "another had it" where the last request may have taken the lock.
+/// A wait does not end with "another claim held the lock" if the last request may have taken the lock.
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_ends_in_doubt_says_so() {
     for (error, expected) in [(unknown(), ErrorKind::Indeterminate), (refused(), ErrorKind::Unavailable)] {

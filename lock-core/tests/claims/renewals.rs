@@ -31,8 +31,8 @@ fn held(guards: &[LockGuard]) -> Vec<bool> {
     guards.iter().map(LockGuard::is_held).collect()
 }
 
-/// Each reply of a call counts on its own, as soon as it is there: neither a loss nor an error nor silence about one lease touches
-/// the others.
+/// Each reply of a call counts on its own, as soon as it arrives. A loss, an error or silence about one lease does not
+/// affect the others.
 #[tokio::test(start_paused = true)]
 async fn one_bad_lease_of_a_batch_harms_no_other() {
     let (client, mut store) = scripted();
@@ -50,7 +50,7 @@ async fn one_bad_lease_of_a_batch_harms_no_other() {
     assert_eq!(held(&guards), [true, false, true]);
 }
 
-/// A call that panics: what is open is asked once more, each alone, so that the others of the batch are renewed.
+/// After a panic, each open request of the batch is sent once more, alone, so that the other leases are renewed.
 #[tokio::test(start_paused = true)]
 async fn one_poisoned_lease_of_a_batch_harms_no_other() {
     let (client, mut store) = scripted();

@@ -8,7 +8,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::scripted::{AT_ONCE, MS, TTL, acquire, granted, refused, scripted, unknown};
 
-/// Only a lease that is lost makes the result of the work doubtful: a release without a reply does not.
+/// Only a lost lease makes the result of the work doubtful. A release without a reply does not.
 #[tokio::test(start_paused = true)]
 async fn a_run_fails_where_the_lease_was_lost() {
     for (released, expected) in [
@@ -51,7 +51,7 @@ async fn every_call_and_every_end_is_counted() {
     assert_eq!((stats.timeouts, stats.acquire_errors), (1, 1));
 }
 
-/// A renewal that goes out later than it was due says by how much.
+/// A renewal that goes out late is measured from when it was due.
 #[tokio::test(start_paused = true)]
 async fn the_lag_of_a_renewal_is_measured() {
     let (client, mut store) = scripted();

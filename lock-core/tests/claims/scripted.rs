@@ -1,4 +1,4 @@
-//! A store whose every reply the test gives, call by call, on paused time.
+//! A store whose replies the test gives, call by call, on paused time.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -24,7 +24,7 @@ pub(crate) const AT_ONCE: Duration = Duration::from_millis(5);
 pub(crate) const TTL: Duration = Duration::from_secs(9);
 pub(crate) const CALL_BOUND: Duration = Duration::from_secs(1);
 
-/// A call that waits for its reply. Each lease of a renewal is a call here.
+/// A call that waits for its reply. Each request of a renewal is a call here.
 pub(crate) enum Call {
     Acquire(Claim, oneshot::Sender<Result<AcquireOutcome>>),
     Renew(RenewRequest, oneshot::Sender<RenewReply>),
@@ -123,7 +123,7 @@ impl Clock for Paused {
     }
 }
 
-/// The side of the test: it takes the calls in their order, and answers them when it likes.
+/// The test's side of the store: it takes the calls in their order, and replies when it likes.
 pub(crate) struct Store {
     calls: mpsc::UnboundedReceiver<Call>,
     core: Arc<OnceLock<CoreHandle>>,
@@ -162,7 +162,7 @@ pub(crate) fn scripted_in(ttl_scope: TtlScope) -> (LockClient, Store) {
     (client, Store { calls, core, asked, poisoned, last_token })
 }
 
-/// An acquire of the lock that most tests are about, in a task of its own.
+/// Acquires the lock that most tests use, in a task of its own.
 pub(crate) fn acquire(client: &LockClient) -> JoinHandle<Result<LockGuard>> {
     let lock = client.lock("job");
     tokio::spawn(async move { lock.acquire().await })
@@ -183,7 +183,7 @@ pub(crate) fn refused() -> Error {
 }
 
 impl Store {
-    /// The next call, which has to come within a minute.
+    /// The next call, which must come within a minute.
     pub(crate) async fn call(&mut self) -> Call {
         timeout(Duration::from_secs(60), self.calls.recv()).await.expect("a call").expect("a client")
     }
@@ -223,14 +223,14 @@ impl Store {
         }
     }
 
-    /// Nothing is requested so long.
+    /// Checks that no call comes for this time.
     pub(crate) async fn is_silent(&mut self, time: Duration) {
         if let Ok(call) = timeout(time, self.calls.recv()).await {
             panic!("{}", call.map_or("the client is gone", |call| call.name()));
         }
     }
 
-    /// Nothing more is asked, and the client has ended.
+    /// Checks that no call comes any more, and that the client has ended.
     pub(crate) async fn is_over(&mut self) {
         let call = timeout(Duration::from_secs(60), self.calls.recv()).await.expect("the keeper ends");
         assert!(call.is_none(), "{}", call.map_or("", |call| call.name()));
@@ -272,12 +272,12 @@ impl Store {
         self.core().event(event);
     }
 
-    /// What the store shows of a free lock from now on.
+    /// Sets what the store shows of a free lock from now on.
     pub(crate) fn shows(&self, last_token: Option<u64>) {
         *self.last_token.lock().unwrap() = last_token.map(FencingToken::new);
     }
 
-    /// Every renewal call that this lock is part of panics from now on.
+    /// From now on, every renewal call with this lock panics.
     pub(crate) fn poison(&self, name: &LockName) {
         *self.poisoned.lock().unwrap() = Some(name.clone());
     }

@@ -1,4 +1,5 @@
-//! Leases that belong to a session: the store can neither shorten one of them nor let it expire while others keep the session alive.
+//! Leases that belong to a session: the store can neither shorten one of them nor let it expire while others keep the
+//! session alive.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ fn sessions() -> (LockClient, Store) {
     scripted_in(TtlScope::Session)
 }
 
-/// Confirms every renewal until something else is asked, which has to come by then.
+/// Confirms every renewal until another call comes, which must be within `by`.
 async fn renews_until(store: &mut Store, by: Duration) -> (Vec<Duration>, Call) {
     let (begun, mut ttls) = (Instant::now(), Vec::new());
     loop {
@@ -49,7 +50,7 @@ async fn a_lease_that_is_released_within_min_hold_is_renewed_until_then() {
             timeout(AT_ONCE, guard.release()).await.expect("a release does not wait for `min_hold`").unwrap();
         }
         assert_eq!(client.stats().held, 0);
-        // Whoever shares the process is not granted the rest of it.
+        // Other acquires of this process do not get the rest of `min_hold`.
         let (renewed, last) = renews_until(&mut store, TTL * 2 + AT_ONCE).await;
         assert_eq!(renewed, [TTL; 5], "a renewal at each third of the ttl");
         let Call::Release(released, delivery, answer) = last else { panic!("the lease is released") };
@@ -61,7 +62,7 @@ async fn a_lease_that_is_released_within_min_hold_is_renewed_until_then() {
     }
 }
 
-/// Renewals that fail after the release do not end it: the session may have others that keep it alive.
+/// Renewals that fail after the release do not end the lease: other leases may keep the session alive.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_is_held_over_outlasts_failed_renewals() {
     for error in [unknown, refused] {
@@ -122,7 +123,8 @@ async fn a_lease_that_has_reached_max_hold_is_released_at_once() {
     store.is_silent(TTL * 2).await;
 }
 
-/// The same for a lease whose renewals fail, whoever finds it lost first; not for a fixed one, which has a session of its own.
+/// The same for a lease whose renewals fail, whether the keeper or its guard finds the loss first. Not for a fixed
+/// lease, which has a session of its own.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_the_clock_ends_is_released_once() {
     for (kind, is_dropped) in [(LeaseKind::Kept, false), (LeaseKind::Kept, true), (LeaseKind::Fixed, false)] {
@@ -156,7 +158,7 @@ async fn a_lease_that_the_clock_ends_is_released_once() {
     }
 }
 
-/// A claim is of one session. Whoever is next wants another ttl or kind, and so draws a claim of its own.
+/// A claim belongs to one session. If the next waiter wants another ttl or kind, it draws a claim of its own.
 #[tokio::test(start_paused = true)]
 async fn a_claim_is_not_used_for_a_lease_of_another_session() {
     for is_fixed in [false, true] {
@@ -187,7 +189,8 @@ async fn a_claim_is_not_used_for_a_lease_of_another_session() {
     }
 }
 
-/// What other leases keep alive does not end by itself: a release that fails continues as long as they are confirmed.
+/// A lease does not expire while other leases keep the session alive, so a failed release is repeated as long as they
+/// are confirmed.
 #[tokio::test(start_paused = true)]
 async fn a_failed_release_goes_on_while_the_session_lives() {
     let (client, mut store) = sessions();

@@ -1,4 +1,4 @@
-//! What a holder asked for: `max_hold`, `min_hold` and re-entry.
+//! The terms of a lease: `max_hold`, `min_hold`, mode and re-entry.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, Call, MS, Store, TTL, acquire, granted, scripted};
 
-/// The first ttl is no longer than `max_hold`, each renewal asks for what is left of it, and nothing is asked after that.
+/// The first ttl is no longer than `max_hold`, each renewal requests what is left of it, and no renewal follows.
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_asked_for_no_longer_than_max_hold() {
     for (max_hold, first) in [(TTL / 3, TTL / 3), (TTL * 3 / 2, TTL)] {
@@ -40,7 +40,7 @@ async fn a_lease_is_asked_for_no_longer_than_max_hold() {
     }
 }
 
-/// The same for a fixed lease: it lasts for `max_hold` where that is shorter than its ttl.
+/// The same for a fixed lease: it lasts for `max_hold` if that is shorter than its ttl.
 #[tokio::test(start_paused = true)]
 async fn a_fixed_lease_is_asked_for_no_longer_than_max_hold() {
     let (client, mut store) = scripted();
@@ -68,7 +68,7 @@ async fn a_longer_confirmation_does_not_outlast_max_hold() {
     assert_eq!(loss.reason, LossReason::MaxHold);
 }
 
-/// An acquire that waits gets a place, though it joined a try of the same holder that was refused.
+/// An acquire that waits gets a place, although it joined a try of the same holder that was refused.
 #[tokio::test(start_paused = true)]
 async fn an_acquire_that_joins_a_try_of_the_same_holder_waits() {
     let (client, mut store) = scripted();
@@ -87,7 +87,7 @@ async fn an_acquire_that_joins_a_try_of_the_same_holder_waits() {
     assert!(!waits.is_finished());
 }
 
-/// When the try is granted, both share the lease.
+/// If the try is granted, both share the lease.
 #[tokio::test(start_paused = true)]
 async fn an_acquire_that_joins_a_try_of_the_same_holder_shares_its_grant() {
     let (client, mut store) = scripted();
@@ -103,7 +103,7 @@ async fn an_acquire_that_joins_a_try_of_the_same_holder_shares_its_grant() {
     assert_eq!(tried.fencing_token(), waited.fencing_token());
 }
 
-/// One lease cannot keep two different terms: whoever asks for others is refused, before and after the grant.
+/// One lease cannot have two different terms: an acquire with other terms is refused, before and after the grant.
 #[tokio::test(start_paused = true)]
 async fn acquires_of_one_holder_agree_in_max_hold_and_min_hold() {
     let (client, mut store) = scripted();
@@ -161,7 +161,7 @@ async fn min_hold_ends_with_a_withdraw_when_a_request_has_no_answer() {
     }
 }
 
-/// Without a doubt there is nothing to withdraw.
+/// Without doubt, there is nothing to withdraw.
 #[tokio::test(start_paused = true)]
 async fn min_hold_ends_in_silence_when_everything_was_answered() {
     let (client, mut store) = scripted();
@@ -183,7 +183,7 @@ async fn a_mode_that_the_backend_lacks_is_refused_before_anything_is_sent() {
     assert_eq!((error.kind(), store.counts()), (ErrorKind::Unsupported, Default::default()));
 }
 
-/// A claim goes back, and one in mode shared is granted: in any order.
+/// Takes the withdrawal of the first claim and grants one in mode shared, in any order.
 async fn takes_back_and_shares(store: &mut Store, first: &Claim) {
     for _ in 0..2 {
         match store.call().await {
@@ -200,7 +200,7 @@ async fn takes_back_and_shares(store: &mut Store, first: &Claim) {
     }
 }
 
-/// Whoever is next wants another mode than the claim that has the place: it draws a claim of its own.
+/// If the next waiter wants another mode than the claim that has the place, it draws a claim of its own.
 #[tokio::test(start_paused = true)]
 async fn the_front_of_the_local_queue_decides_the_mode() {
     let (client, mut store) = scripted();
@@ -247,7 +247,7 @@ async fn re_entry_in_another_mode_is_refused() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }
 
-/// A lease that could be renewed for longer, and was not, has expired: `max_hold` is not the reason.
+/// A lease that could have been renewed, and was not, has expired. `max_hold` is not the reason.
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_ends_before_its_longest_hold_has_expired() {
     let (client, mut store) = scripted();

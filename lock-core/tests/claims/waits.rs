@@ -1,4 +1,4 @@
-//! How waits end, and what is sent for those who wait.
+//! How waits end, and what is sent for the acquires that wait.
 
 use leasehold_core::ErrorKind;
 use leasehold_core::backend::{AcquireOutcome, Delivery, Event, OnContention, ReleaseOutcome, RenewReply};
@@ -6,8 +6,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::scripted::{AT_ONCE, Call, MS, TTL, acquire, granted, refused, scripted, unknown};
 
-/// The wait of somebody with a place ends in front of a store that is silent: it may have handed the lock over. What was heard before
-/// proves nothing, so shortly before the end the place is renewed once more.
+/// The wait of a claim with a place ends while the store is silent. The store may have handed over the lock, and older
+/// replies prove nothing. So the place is renewed once more shortly before the end.
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_ends_in_silence_is_indeterminate() {
     for (answered, kind) in [(true, ErrorKind::Timeout), (false, ErrorKind::Indeterminate)] {
@@ -42,7 +42,8 @@ async fn a_later_wait_that_ends_in_silence_is_indeterminate_too() {
     drop(first);
 }
 
-/// The same on a store without a queue, whose next answer would come long after the wait: the lock may have been free since.
+/// The same on a store without a queue, where the next acquire would be due long after the wait: the lock may have been
+/// free since.
 #[tokio::test(start_paused = true)]
 async fn a_wait_without_a_place_asks_once_more_before_its_end() {
     for answered in [true, false] {
@@ -67,7 +68,7 @@ async fn a_wait_without_a_place_asks_once_more_before_its_end() {
     }
 }
 
-/// A place that could not be renewed may have become a lease, also where the renewal certainly had no effect.
+/// A place that could not be renewed may have become a lease, even if the renewals certainly had no effect.
 #[tokio::test(start_paused = true)]
 async fn a_wait_with_a_place_that_could_not_be_renewed_is_indeterminate() {
     let (client, mut store) = scripted();
@@ -88,8 +89,8 @@ async fn a_wait_with_a_place_that_could_not_be_renewed_is_indeterminate() {
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Indeterminate);
 }
 
-/// A store with a queue may give a place to somebody who only tries. The try is answered at once, and its place is withdrawn; whoever
-/// waits behind it asks for itself.
+/// A store with a queue may give a place to an acquire that only tries. The try ends at once, and its place is
+/// withdrawn. An acquire that waits behind it sends a request of its own.
 #[tokio::test(start_paused = true)]
 async fn a_try_that_got_a_place_is_refused_at_once() {
     for another_waits in [false, true] {
@@ -127,8 +128,8 @@ async fn a_try_that_got_a_place_is_refused_at_once() {
     }
 }
 
-/// The first request of a claim may have been applied a whole ttl ago, so a grant of that claim would be no news. A new claim is
-/// drawn then. The old one is withdrawn where a request of it has no reply.
+/// The first request of a claim may have been applied a whole ttl ago, so a grant of that claim could have expired. A
+/// new claim is drawn then. The old one is withdrawn if one of its requests has no reply.
 #[tokio::test(start_paused = true)]
 async fn a_claim_is_drawn_anew_after_a_ttl_without_an_answer() {
     for in_doubt in [false, true] {
@@ -156,7 +157,8 @@ async fn a_claim_is_drawn_anew_after_a_ttl_without_an_answer() {
     }
 }
 
-/// The store reports that the holder's lease ends sooner: the place is renewed at once, and its reply says when.
+/// The store reports that the holder's lease ends sooner. The place is renewed at once, and the reply says when the
+/// lease ends.
 #[tokio::test(start_paused = true)]
 async fn a_place_is_renewed_when_the_lease_ends_sooner() {
     let (client, mut store) = scripted();

@@ -1,8 +1,8 @@
-//! What several test targets of this crate need.
+//! Shared by several test targets of this crate.
 
 use std::time::{Duration, Instant};
 
-/// Waits until something is so. Blocks the thread.
+/// Waits until `is_so` returns true. Blocks the thread.
 pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {

@@ -82,7 +82,8 @@ impl World {
     }
 }
 
-/// The seconds until a client is granted a lock with a ttl of 1 s after an empty restart, if another client then had a lease of 6 s.
+/// The seconds until a client is granted a lock with a ttl of 1 s after an empty restart, if another client then had a
+/// lease of 6 s.
 fn granted_after(before: Option<Duration>, holder_reconnects: bool, received: bool) -> u64 {
     let mut world = World::new();
     let (mut holder, mut client) = (world.client(), world.client());
@@ -138,7 +139,8 @@ fn a_client_waits_for_the_longest_ttl_that_it_used_or_learned_of() {
         let waited = granted_after(before, holder_reconnects, true);
         assert_eq!(waited, waits, "after {before:?}; the holder reconnects: {holder_reconnects}");
     }
-    // The limit: after a lost message, the client knows only its own ttl, and what the holder writes when it reconnects.
+    // The limit: after a lost message, the client knows only its own ttl, and what the holder writes when it
+    // reconnects.
     assert_eq!(granted_after(None, false, false), 1);
     assert_eq!(granted_after(Some(s(1)), true, false), 6);
 }
@@ -299,7 +301,8 @@ fn beyond_the_limit_the_shortest_ttls_count_as_longer_ones() {
     }
 }
 
-/// Its uptime says nothing. Clients share the time of the first one that saw it as a primary, even if none lives for long.
+/// Its uptime says nothing. Clients share the time at which the first of them saw it as a primary, even if none lives
+/// for long.
 #[test]
 fn a_promoted_replica_counts_from_its_first_sight() {
     let mut world = World::new();
@@ -322,7 +325,7 @@ fn a_promoted_replica_counts_from_its_first_sight() {
     assert_eq!(world.check(&mut ann, s(6)), Grants::After(s(8)), "it sees this run for the first time");
 }
 
-/// Otherwise those who come next would read that a quarantine lasts.
+/// Otherwise the next clients would read that a quarantine lasts.
 #[test]
 fn the_first_client_that_may_lock_after_a_quarantine_writes_that_the_run_is_in_use() {
     let mut world = World::new();
@@ -378,7 +381,7 @@ fn a_time_in_the_key_does_not_count_for_a_client_that_knows_a_later_run() {
     assert_eq!(world.check(&mut bob, s(6)), Grants::After(s(6)));
 }
 
-/// Otherwise nobody would be served until the clock has caught up.
+/// Otherwise no client would be served until the clock has caught up.
 #[test]
 fn a_clock_that_was_set_back_begins_the_quarantine_anew() {
     let mut world = World::new();

@@ -1,5 +1,5 @@
-//! The end of a claim at the store: [`Ending`] says how one call ends it, and the state machine [`Disposal`] repeats the call until the
-//! store has replied or the ttl is over.
+//! The end of a claim at the store: [`Ending`] says how one call ends it, and the state machine [`Disposal`] repeats
+//! the call until the store has replied or the ttl is over.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub struct Ending {
     pub delivery: Delivery,
     /// The longest ttl that a request of the claim had. After it, whatever the store granted has expired.
     pub ttl: Duration,
-    /// Set when the lease was released within its `min_hold`: it expires at the end of that.
+    /// Set if the lease was released within its `min_hold`: it expires at the end of `min_hold`.
     pub run_out: Option<RunOut>,
     /// An earlier call to end the claim failed or has no reply.
     pub is_repeated: bool,
@@ -26,18 +26,21 @@ pub struct Ending {
 /// Why a claim ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Its holder has released the lease, or a shutdown has. `valid` is its token if the store must still have it: a store that does not
-    /// shows that the holder may have lost it before.
+    /// The holder or a shutdown has released the lease. `valid` is the token of a lease that the store should still
+    /// have. If the store does not have it, the holder may have lost it before the release.
     Release { valid: Option<FencingToken> },
     /// No acquire waits for the claim any more.
     Withdraw,
 }
 
+/// The end of a lease that was released within its `min_hold`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunOut {
+    /// The end of `min_hold`.
     pub at: Stamp,
     pub place: PlaceNumber,
-    /// The store has confirmed it. What is left is to withdraw, at its end, a claim of which a request has no reply.
+    /// The store has confirmed the last renewal. What remains is to withdraw the claim at the end of `min_hold`,
+    /// because one of its requests has no reply.
     pub begun: bool,
 }
 
@@ -58,24 +61,25 @@ impl Ending {
         Self { why, delivery, ttl, run_out: None, is_repeated: false }
     }
 
-    /// The same end after a call that has no reply.
+    /// The same ending, after a call without a reply.
     pub fn in_doubt(self) -> Self {
         Self { delivery: Delivery::InDoubt, is_repeated: true, ..self }
     }
 
-    /// When the end begins: at once, or at the end of a `min_hold` that the store has confirmed.
+    /// When its first call is due: now, or at the end of a `min_hold` that the store has confirmed.
     fn begins(&self, now: Stamp) -> Stamp {
         self.run_out.filter(|run_out| run_out.begun).map_or(now, |run_out| run_out.at)
     }
 
-    /// Within `min_hold`, the lease ends by a renewal of this place to exactly this ttl. Otherwise a release ends the claim.
+    /// The renewal that lets a lease run out within its `min_hold`: its place, and the exact ttl. `None` if a release
+    /// ends the claim.
     pub fn last_renewal(&self, rules: &Rules, now: Stamp) -> Option<(PlaceNumber, Duration)> {
         let run_out = self.run_out.filter(|run_out| !run_out.begun && now < run_out.at)?;
         Some((run_out.place, rules.ttl(run_out.at.since(now))))
     }
 
-    /// What is left to do after this reply: a claim of which a request has no reply is withdrawn when its `min_hold` is
-    /// over, or at once where nothing runs out.
+    /// What remains to do after this reply. A claim in doubt is withdrawn: at the end of its `min_hold`, or now if
+    /// there is no lease that runs out.
     pub fn rest(&self, ended: Ended) -> Option<Self> {
         if self.delivery == Delivery::Confirmed {
             return None;
@@ -88,9 +92,9 @@ impl Ending {
         Some(Self { why: Why::Withdraw, run_out, ..*self })
     }
 
-    /// The token of a valid lease that the store did not have any more when it was released. If the call was
-    /// [repeated](Self::is_repeated), an earlier one may have ended the lease without a reply. Otherwise the lease was lost, and another
-    /// claim may have held the lock before the release.
+    /// The token of a lease that should have been valid, if the store no longer had it. If the call was
+    /// [repeated](Self::is_repeated), an earlier call may have ended the lease without a reply. Otherwise the lease was
+    /// lost, and another claim may have held the lock before the release.
     pub fn missed(&self, ended: Ended) -> Option<FencingToken> {
         match (ended, self.why) {
             (Ended::NotHeld | Ended::NothingRunsOut, Why::Release { valid }) => valid,
@@ -118,7 +122,7 @@ impl Ended {
     }
 }
 
-/// Ends a claim in the background: until the store replies, or the ttl has passed.
+/// Ends a claim in the background. It repeats the call until the store has replied, or until the ttl has passed.
 ///
 /// Its inputs, in order of use:
 /// - [`handle_timeout`](Self::handle_timeout) at each wake-up,
@@ -126,6 +130,7 @@ impl Ended {
 #[derive(Clone, Debug)]
 pub struct Disposal {
     ending: Ending,
+    /// After this, everything that the store granted to the claim has expired, unless a session keeps it alive.
     until: Stamp,
     failures: u32,
     phase: Phase,
@@ -133,8 +138,8 @@ pub struct Disposal {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// A call that the user's task has sent may still end the claim, or show that there is nothing to end. Nothing is sent until that call
-    /// is overdue.
+    /// A call that the user's task has sent may still end the claim, or show that there is nothing to end. Nothing is
+    /// sent until that call is overdue.
     AwaitsCall,
     /// Nothing is in flight: it has not begun, or pauses after a failure.
     Pauses,
@@ -148,7 +153,7 @@ impl Disposal {
         Self::at(ending, ending.begins(now), Phase::Pauses)
     }
 
-    /// Begins when a call that may end the claim is overdue.
+    /// Begins when the call in flight, which may end the claim, is overdue.
     pub fn when_overdue(ending: Ending, overdue: Stamp) -> (Self, Wake) {
         Self::at(ending, overdue, Phase::AwaitsCall)
     }
@@ -158,17 +163,17 @@ impl Disposal {
         (Self { ending, until: from.plus(ending.ttl), failures: 0, phase }, Wake::at(at))
     }
 
-    /// A wake-up is due. Returns the ending whose call the keeper sends, and when that is overdue, or `None` to give up: the store has not
-    /// replied for the whole ttl. `last_confirmed` is when the newest request was sent by which the store keeps a lease or place of this
-    /// client alive.
+    /// A wake-up is due. Returns the ending to send and when its call is overdue, or `None` to give up: the store has
+    /// not replied for the whole ttl. `last_confirmed` is when the newest request was sent that kept a lease or place
+    /// of this client alive at the store.
     pub fn handle_timeout(&mut self, rules: &Rules, last_confirmed: Stamp, now: Stamp) -> Option<(Ending, Wake)> {
-        // What other leases of a session keep alive does not expire.
+        // A lease does not expire while other leases keep their common session alive.
         let lives_on = rules.sessions && now <= last_confirmed.plus(self.ending.ttl);
         if now > self.until && self.failures > 0 && !lives_on {
             return None;
         }
         if self.phase == Phase::InFlight {
-            // It has no reply.
+            // The call in flight had no reply.
             self.ending.delivery = Delivery::InDoubt;
         }
         self.phase = Phase::InFlight;
@@ -192,7 +197,8 @@ impl Disposal {
         Wake::after(now, backoff(PATIENCE, self.failures))
     }
 
-    /// The store has just handed the lock to the claim: whether what pauses continues at once, because others wait.
+    /// The store has just granted the lock to the claim, and other clients may wait for it. Returns whether a disposal
+    /// that pauses may send its call at once.
     pub fn can_go_on_at_once(&self) -> bool {
         match self.phase {
             Phase::AwaitsCall | Phase::Pauses => self.ending.run_out.is_none(),
@@ -200,7 +206,7 @@ impl Disposal {
         }
     }
 
-    /// Whether a call that ends now leaves nothing to do.
+    /// Whether it only waits for a call in flight: the end of that call is then the end of the disposal.
     pub fn awaits_call(&self) -> bool {
         self.phase == Phase::AwaitsCall
     }
@@ -257,7 +263,7 @@ mod tests {
     #[test]
     fn it_is_given_up_after_the_ttl_and_one_attempt() {
         let mut disposal = withdrawal();
-        // The machine was suspended meanwhile: the store is asked once all the same.
+        // The machine was suspended since. The store is still asked once.
         lost_call(&mut disposal, at(60));
         assert_eq!(disposal.handle_timeout(&rules(), Stamp::ZERO, at(65)), None);
     }
@@ -297,7 +303,8 @@ mod tests {
         }
     }
 
-    /// The first reply is clear. After a call without a known outcome, a lease that is gone may have ended by that call or before it.
+    /// The reply to a first call is clear. After a call with an unknown outcome, a lease that is gone may have ended by
+    /// that call or before it.
     #[test]
     fn a_lease_that_is_gone_was_lost_or_may_have_been() {
         let token = FencingToken::new(7);

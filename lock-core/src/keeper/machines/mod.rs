@@ -1,11 +1,11 @@
-//! The decisions of the keeper, as pure state machines: inputs and the time go in, outputs come out. They know no store, clock, lock or
-//! source of randomness.
+//! The decisions of the keeper, as pure state machines: inputs and the time go in, outputs come out. They know no
+//! store, clock, lock or source of randomness.
 //!
 //! - [`WaitQueue`]: the acquires of one client for one lock, and their claim at the store.
 //! - [`HeldLease`]: one lease from its grant to its end.
 //! - [`Disposal`]: the end of a claim at the store, in the background.
 //!
-//! Public for the workspace's simulation only, which explores them: no part of the interface.
+//! Public only for the workspace's simulation, which explores them. They are not part of the interface.
 #![doc(hidden)]
 #![expect(clippy::exhaustive_enums, reason = "a caller that explores the states has to match each case")]
 

@@ -24,7 +24,7 @@ impl<O> Outputs<O> {
     }
 }
 
-/// When a machine wants to be woken. The keeper adds the randomness.
+/// When to wake a machine. The keeper adds the jitter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wake {
     from: Stamp,
@@ -33,12 +33,13 @@ pub struct Wake {
 }
 
 impl Wake {
-    /// At this very time.
+    /// At exactly this time.
     pub fn at(stamp: Stamp) -> Self {
         Self { from: stamp, pause: Duration::ZERO, by: None }
     }
 
-    /// After about this pause: clients that receive the same notification do not all come back at once.
+    /// After about this pause. Its jitter keeps clients that received the same notification from all coming back at
+    /// once.
     pub fn after(from: Stamp, pause: Duration) -> Self {
         Self { from, pause, by: None }
     }

@@ -1,14 +1,14 @@
-//! The figures of the backend that the keeper's state machines use.
+//! The parameters of the keeper's state machines.
 
 use std::time::Duration;
 
 use crate::backend::Capabilities;
 use crate::terms::round_up;
 
-/// The figures of a backend and a client that decide when something is to be done.
+/// What the backend promises and the client's margin, as far as they decide when the machines act.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// How long a call may go unanswered before it counts as unknown.
+    /// How long a call may have no reply before its outcome counts as unknown.
     pub call_bound: Duration,
     pub min_ttl: Duration,
     pub ttl_granularity: Duration,
@@ -31,16 +31,17 @@ impl Rules {
         }
     }
 
-    /// The ttl of a renewal that is to last this long.
+    /// The ttl to request for a lease that must last this long.
     pub(super) fn ttl(&self, left: Duration) -> Duration {
         round_up(left, self.ttl_granularity).max(self.min_ttl)
     }
 }
 
-/// The pause that grows with failed calls starts from a sixteenth of this.
+/// The period of calls that are not tied to a ttl. After failures they pause for 100, 200 and then 400 ms.
 pub(super) const PATIENCE: Duration = Duration::from_millis(800);
 
-/// The pause before the next try, after so many failures in a row of something with this period. To be jittered.
+/// The pause before the next attempt, without jitter: an eighth of the period after the first failure in a row, a
+/// quarter after the second, then half.
 pub(super) fn backoff(period: Duration, failures: u32) -> Duration {
     (period / 16).saturating_mul(1 << failures.min(3)).clamp(Duration::from_millis(1), period)
 }

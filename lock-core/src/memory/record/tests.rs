@@ -125,7 +125,7 @@ fn a_withdrawn_claim_stays_away() {
     assert_eq!(lock.record.holders, []);
     assert!(!lock.record.is_idle(at(59)));
     assert!(lock.record.is_idle(at(60)));
-    // A sure release needs none.
+    // A release without doubt needs no tombstone.
     lock.acquire(2, 60);
     assert!(lock.release(2, Delivery::Confirmed, 61));
     assert!(lock.record.is_idle(at(61)));

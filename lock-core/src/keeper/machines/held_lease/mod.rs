@@ -1,9 +1,10 @@
-//! One lease from its grant to its end, as a pure state machine: inputs and the time go in, [`LeaseOutput`]s come out. It knows no store,
-//! clock, lock or source of randomness.
+//! One lease from its grant to its end, as a pure state machine: inputs and the time go in, [`LeaseOutput`]s come out.
+//! It knows no store, clock, lock or source of randomness.
 //!
-//! The lease's own mutex guards it, and `now` must be read while that mutex is locked. Then a check of the clock and a reply to a
-//! renewal cannot overlap: whichever comes first after the end of the validity makes the loss final, and no later reply revives the
-//! lease. With a `now` from before the mutex was locked, a process that was paused in between would take a late reply for a timely one.
+//! The lease's own mutex guards it, and `now` must be read while that mutex is locked. A check of the clock and a reply
+//! to a renewal then cannot overlap: whichever comes first after the end of the validity makes the loss final, and no
+//! later reply revives the lease. With a `now` from before the mutex was locked, a process that was paused in between
+//! would take a late reply for a timely one.
 
 mod output;
 
@@ -26,7 +27,7 @@ use crate::token::FencingToken;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     Held,
-    /// Released, or dropped by its last guard.
+    /// Its last guard was released or dropped.
     Released,
     Lost(Loss),
 }
@@ -34,15 +35,16 @@ pub enum Phase {
 /// One lease, from its grant until it is released or lost.
 ///
 /// Its inputs, in order of use:
-/// - [`new`](Self::new) with the grant, [`add_guard`](Self::add_guard) for each acquire that shares it, [`share`](Self::share) at each
-///   re-entry,
-/// - [`check`](Self::check) whenever somebody asks whether the lease is held,
+/// - [`new`](Self::new) with the grant, [`add_guard`](Self::add_guard) for each acquire that shares it,
+///   [`share`](Self::share) at each re-entry,
+/// - [`check`](Self::check) whenever a guard or the keeper asks whether the lease is held,
 /// - [`handle_timeout`](Self::handle_timeout) at each wake-up,
 /// - [`handle_renewal_reply`](Self::handle_renewal_reply) for each [`Renew`](LeaseOutput::Renew),
 /// - [`handle_place_reply`](Self::handle_place_reply) for a renewal of its place that was in flight at the grant,
-/// - [`handle_pushed_grant`](Self::handle_pushed_grant) and [`handle_gone`](Self::handle_gone) for what the store reports without a
-///   request,
-/// - [`drop_guard`](Self::drop_guard), and [`release`](Self::release) after the last one; [`close`](Self::close) at a shutdown.
+/// - [`handle_pushed_grant`](Self::handle_pushed_grant) and [`handle_gone`](Self::handle_gone) for what the store
+///   reports without a request,
+/// - [`drop_guard`](Self::drop_guard), and [`release`](Self::release) after the last one; [`close`](Self::close) at a
+///   shutdown.
 #[derive(Clone, Debug)]
 pub struct HeldLease {
     token: FencingToken,
@@ -61,7 +63,7 @@ pub struct HeldLease {
     renewal: Renewal,
 }
 
-/// What the keeper does for a lease.
+/// Whether the keeper still renews the lease.
 #[derive(Clone, Copy, Debug)]
 enum Renewal {
     Active(Active),
@@ -71,23 +73,25 @@ enum Renewal {
 
 #[derive(Clone, Copy, Debug)]
 struct Active {
-    /// A renewal was sent then and has no reply.
+    /// When the renewal was sent that has no reply yet.
     in_flight: Option<Stamp>,
     failures: u32,
     /// The ttl of the last confirmation. It sets when the next renewal is due, and the pauses if that fails.
     confirmed: Duration,
-    /// The lease began as a place some time ago or with a shorter ttl, and has not yet been renewed to its own ttl.
+    /// The grant was confirmed some time ago or for a shorter ttl, as that of a place. The lease has not yet been
+    /// renewed to its own ttl.
     top_up: bool,
-    /// Set when the holder released the lease within its `min_hold`, and its session cannot let a single lease expire: the keeper renews
-    /// the lease until then, and releases it.
+    /// Set when the lease was released within its `min_hold`, and its session cannot let a single lease expire. The
+    /// keeper renews the lease until then, and then releases it.
     held_over: Option<Stamp>,
 }
 
-/// How long after the grant a lease that came out of a queue is renewed to its own ttl: a shorter hold never pays for it.
+/// A lease that came out of a queue is renewed to its own ttl this long after the grant. A shorter hold saves that
+/// renewal.
 const TOP_UP_DELAY: Duration = Duration::from_millis(100);
 
 impl HeldLease {
-    /// A lease that was just granted, when it wants to be woken, and the end of its validity.
+    /// A lease that was just granted, its first wake-up, and the end of its validity.
     pub fn new(rules: &Rules, start: &Start, now: Stamp) -> (Self, Wake, Stamp) {
         let Start { grant, terms, asked, delivery, waited } = *start;
         let confirmation = grant.confirmation;
@@ -107,8 +111,8 @@ impl HeldLease {
             granted: now,
             phase: Phase::Held,
             valid_until: Stamp::ZERO,
-            // The ttl counts from the request and `max_hold` from the grant, a little later. A fixed lease with the same ttl as `max_hold`
-            // would otherwise count as expired.
+            // The ttl counts from the request and `max_hold` from the grant, a little later. Without this, a fixed
+            // lease whose ttl equals its `max_hold` would end as `Expired` and not as `MaxHold`.
             reaches_max_hold: terms.kind == LeaseKind::Fixed && terms.max_hold.is_some_and(|max| max <= terms.ttl),
             guards: 0,
             delivery,
@@ -142,14 +146,14 @@ impl HeldLease {
         self.guards += 1;
     }
 
-    /// One more guard, if there is still one. After the last one is dropped, a release is on its way.
+    /// One more guard, unless the last one is gone. Then a release is in flight.
     pub fn share(&mut self) -> bool {
         let shared = self.guards > 0;
         self.guards += u32::from(shared);
         shared
     }
 
-    /// One guard less. Returns whether it was the last.
+    /// Removes a guard. Returns whether it was the last.
     pub fn drop_guard(&mut self) -> bool {
         self.guards = self.guards.saturating_sub(1);
         self.guards == 0
@@ -190,10 +194,10 @@ impl HeldLease {
         out.push(LeaseOutput::Wake(wake.by(Some(lasts_until))));
     }
 
-    /// Whether its renewal may go along with others that are due now: a few percent early saves a call.
+    /// Whether it may be renewed now, a few percent early, in a batch that goes out anyway. That saves a call.
     pub fn may_go_along(&self, early: Duration) -> bool {
         match self.renewal {
-            // A top-up must wait for its time: most holds end before it, and then save it.
+            // A top-up waits until it is due, because most holds end before that and need none.
             Renewal::Active(active) => {
                 active.in_flight.is_none() && !active.top_up && early <= period(active.confirmed) / 32
             }
@@ -224,7 +228,8 @@ impl HeldLease {
         }
     }
 
-    /// The reply to a renewal of the place with this number, which has become a lease meanwhile. What it confirms counts for the lease.
+    /// The reply to a renewal of the place with this number, which has become a lease since. What it confirms counts
+    /// for the lease.
     pub fn handle_place_reply(
         &mut self,
         rules: &Rules,
@@ -253,7 +258,7 @@ impl HeldLease {
         }
     }
 
-    /// The store reports that the claim became a lease at a place, and it is one already.
+    /// The store reports a grant of the claim at a place, and the claim holds a lease already.
     pub fn handle_pushed_grant(
         &mut self,
         rules: &Rules,
@@ -273,7 +278,8 @@ impl HeldLease {
     /// The store reports that the lease is gone.
     pub fn handle_gone(&mut self, now: Stamp, out: &mut Outputs<LeaseOutput>) {
         let in_doubt = self.phase == Phase::Held && self.delivery == Delivery::InDoubt;
-        // After a pause of the process, the store's report often comes before a check of the clock. The reason is the expiry then.
+        // After a pause of the process, this report often arrives before a check of the clock. The reason is then the
+        // expiry.
         if self.check(now, out).is_ok() {
             self.lose(LossReason::Gone, out);
         }
@@ -284,8 +290,8 @@ impl HeldLease {
         }
     }
 
-    /// The last guard is gone. Returns how the caller ends the claim now, or `None` if nothing is to be sent: the lease is held until the
-    /// end of its `min_hold`, or was released before.
+    /// The last guard is gone. Returns how the caller ends the claim now, or `None` if there is nothing to send: the
+    /// lease is held until the end of its `min_hold`, or was released before.
     ///
     /// # Errors
     /// The loss of a lease that was lost before.
@@ -305,8 +311,8 @@ impl HeldLease {
                 self.stop(out);
                 Ok(Some(self.ending(Some(self.token), now)))
             }
-            // The store may still have it: released, the next waiter need not wait for its ttl. A shutdown has done so, or does so at the
-            // end of `min_hold`.
+            // The store may still have the lease. Releasing it saves the next waiter the rest of the ttl. After
+            // `Shutdown`, the keeper has released it, or does so at the end of `min_hold`.
             Err(Phase::Lost(loss)) => {
                 match loss.reason {
                     LossReason::Expired | LossReason::MaxHold if rules.sessions => {
@@ -320,7 +326,7 @@ impl HeldLease {
                 }
                 Err(loss)
             }
-            // It has no guards that could be dropped.
+            // A released lease has no guard left, and `check` does not fail with `Held`.
             Err(Phase::Held | Phase::Released) => {
                 self.stop(out);
                 Ok(None)
@@ -339,8 +345,9 @@ impl HeldLease {
                 }
             }
             Err(Phase::Lost(_)) => self.stop(out),
-            // It is kept until `min_hold` is over. When that is so, the caller must find it among what a shutdown waits for, although the
-            // keeper has not noticed yet: a process that exits without it would leave a lease of a session to its ttl.
+            // The lease is renewed until the end of its `min_hold`. If that has passed and the keeper has not woken up
+            // yet, the lease ends here, so that the shutdown waits for its release. A process that exits before that
+            // would leave the lease to the ttl of its session.
             Err(Phase::Held | Phase::Released) => {
                 if let Renewal::Active(Active { held_over: Some(until), .. }) = self.renewal
                     && until <= now
@@ -429,7 +436,8 @@ impl HeldLease {
         out.push(LeaseOutput::Lost(loss));
     }
 
-    /// The clock shows that the lease is lost. If it shares a session, other leases keep it alive at the store, so it is ended there.
+    /// The clock shows that the lease is lost. If it shares a session, other leases keep it alive at the store, so the
+    /// keeper ends it there.
     fn let_go(&mut self, rules: &Rules, out: &mut Outputs<LeaseOutput>) {
         if rules.sessions && self.terms.kind == LeaseKind::Kept {
             self.end_with_session(Why::Withdraw, out);
@@ -446,7 +454,7 @@ impl HeldLease {
         }
     }
 
-    /// Stops renewal for good. A renewal in flight counts as unanswered.
+    /// Stops renewal for good. A renewal in flight counts as one without a reply.
     fn stop(&mut self, out: &mut Outputs<LeaseOutput>) {
         if let Renewal::Active(active) = std::mem::replace(&mut self.renewal, Renewal::Done) {
             if active.in_flight.is_some() {
@@ -494,7 +502,8 @@ impl HeldLease {
         if rules.sessions { ttl } else { rules.ttl(ttl.min(self.max_hold_ends().since(now))) }
     }
 
-    /// When to renew the lease next, or its end: a fixed lease is not renewed beyond its own ttl, and none beyond `max_hold`.
+    /// When to renew the lease next, or when it ends if it is not renewed again: a fixed lease is not renewed beyond
+    /// its own ttl, and no lease beyond its `max_hold`.
     fn next_renewal(&self, top_up: bool, confirmation: &Confirmation, lasts_until: Stamp, now: Stamp) -> Wake {
         let regular = confirmation.sent.plus(period(confirmation.ttl.min(self.terms.ttl)));
         let at = match self.terms.kind {

@@ -9,14 +9,14 @@ use crate::keeper::machines::disposal::Ending;
 use crate::keeper::machines::outputs::Wake;
 use crate::loss::Loss;
 
-/// To be carried out in order.
+/// What the keeper does for a lease. It carries outputs out in their order.
 #[derive(Clone, Debug)]
 pub enum LeaseOutput {
-    /// Sends a renewal. Only in answer to a wake-up, so that renewals go out together.
+    /// Sends a renewal. Follows only from a wake-up, so that renewals go out in batches.
     Renew { place: PlaceNumber, ttl: Duration },
-    /// Sets when the lease wants to be woken, in place of the former time.
+    /// Sets the next wake-up, in place of the earlier one.
     Wake(Wake),
-    /// The lease wants to be woken by then at the latest.
+    /// Wakes the lease at this time at the latest.
     WakeBy(Stamp),
     /// The holder has released the lease.
     Released,
@@ -32,7 +32,7 @@ pub enum LeaseOutput {
 
 #[derive(Clone, Debug)]
 pub enum LeaseNote {
-    /// The store has confirmed that it keeps the lease, in answer to a request that was sent then.
+    /// The store has confirmed that it keeps the lease. The request was sent at this time.
     Confirmed(Stamp),
     Renewed,
     RenewalError,

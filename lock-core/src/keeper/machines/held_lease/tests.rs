@@ -25,7 +25,7 @@ fn confirmation(sent: u64, ttl: Duration, place: PlaceNumber) -> Confirmation {
     Confirmation { sent: at(sent), ttl, place }
 }
 
-/// A lease whose acquire was sent at 1,000 ms and granted at 1,010 ms, and when it wants to be woken.
+/// A lease whose acquire was sent at 1,000 ms and granted at 1,010 ms, and its first wake-up.
 fn lease(kind: LeaseKind, max_hold: Option<Duration>) -> (HeldLease, Stamp) {
     let grant = Grant::new(FencingToken::new(9), confirmation(1000, TTL, PLACE));
     let terms = Terms { mode: Mode::Exclusive, ttl: TTL, kind, max_hold, min_hold: None, holder: None };
@@ -39,7 +39,7 @@ fn exactly(wake: Wake) -> Stamp {
     wake.resolve(|pause| pause)
 }
 
-/// What `handle_timeout` gives: the ttl of a renewal, the number of failures that it reports, and when the lease wants to be woken.
+/// The outputs of `handle_timeout`: the ttl of a renewal, the number of failures that it reports, and the next wake-up.
 fn due(lease: &mut HeldLease, now: u64) -> (Option<Duration>, Option<u32>, Stamp) {
     let mut out = Outputs::default();
     lease.handle_timeout(&rules(), at(now), &mut out);

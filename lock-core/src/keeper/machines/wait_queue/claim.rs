@@ -1,4 +1,4 @@
-//! What is known of the claim of a queue.
+//! What a queue knows of its claim.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub(super) struct CurrentClaim {
     pub(super) ttl: Duration,
     pub(super) kind: LeaseKind,
     pub(super) on_contention: OnContention,
-    /// How many earlier acquires of it were answered that the lock is held.
+    /// How many of its acquires had the reply that the lock is held.
     pub(super) attempt: u32,
     pub(super) first_sent: Stamp,
     /// The newest confirmation of the place with the highest number that the store has named.
@@ -27,12 +27,13 @@ pub(super) struct CurrentClaim {
     /// The token of a grant of that place, which the store has pushed without a confirmation.
     pub(super) pushed: Option<FencingToken>,
     pub(super) delivery: Delivery,
-    /// The store may have a place or a lease of the claim, going by its replies.
+    /// According to its replies, the store may have a place or a lease of the claim.
     pub(super) at_store: bool,
     pub(super) failures: u32,
-    /// Why the last call failed; none when it had a reply.
+    /// Why the last call failed. `None` if it had a reply.
     pub(super) last_error: Option<Error>,
-    /// The backend reported a change while a call was in flight: asks once more when that has ended.
+    /// The backend reported a change while a call was in flight. The queue sends another request when that call has
+    /// ended.
     pub(super) recheck: bool,
 }
 
@@ -57,7 +58,7 @@ impl CurrentClaim {
         }
     }
 
-    /// A claim for the front.
+    /// A claim for the waiter at the front.
     pub(super) fn of<T>(front: &Waiter<T>, now: Stamp) -> Self {
         Self::new(&front.terms, front.on_contention(), now)
     }
@@ -73,7 +74,7 @@ impl CurrentClaim {
         self.mode != terms.mode || sessions && (self.ttl, self.kind) != (terms.ttl, terms.kind)
     }
 
-    /// The store has named a place. What is known of a place with a lower number is worth nothing.
+    /// The store has named a place. It replaces what is known of a place with a lower number.
     pub(super) fn note_place(&mut self, place: PlaceNumber) {
         if place > self.place {
             self.place = place;
@@ -82,7 +83,7 @@ impl CurrentClaim {
         }
     }
 
-    /// Takes a confirmation, unless it is about a place that is gone or older than what is known.
+    /// Takes a confirmation, unless it is about an earlier place, or older than the newest one.
     pub(super) fn confirm(&mut self, confirmation: Confirmation) {
         self.note_place(confirmation.place);
         if confirmation.place == self.place && self.confirmation.is_none_or(|newest| newest.sent < confirmation.sent) {
@@ -90,7 +91,7 @@ impl CurrentClaim {
         }
     }
 
-    /// The ttl that was requested last: that of its place, if it has one.
+    /// The ttl of its newest request: that of its place, if it has one.
     pub(super) fn asked_ttl(&self, max_place_ttl: Duration) -> Duration {
         if self.confirmation.is_some() { self.place_ttl(max_place_ttl) } else { self.ttl }
     }
@@ -100,7 +101,7 @@ impl CurrentClaim {
         self.ttl.min(max_place_ttl)
     }
 
-    /// A grant that was pushed and the newest confirmation of its very place are a lease together.
+    /// A pushed grant and the newest confirmation of the same place make a lease.
     pub(super) fn pushed_grant(&self) -> Option<Grant> {
         Some(Grant::new(self.pushed?, self.confirmation?))
     }

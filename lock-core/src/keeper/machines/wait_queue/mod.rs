@@ -1,10 +1,11 @@
 //! The acquires of one client for one lock, and their claim at the store, as a pure state machine: inputs and the time
 //! go in, [`QueueOutput`]s come out. It knows no store, clock, lock or source of randomness.
 //!
-//! The local queue is first come, first served. When the claim is granted, the front gets the lease, and those behind it get a claim of
-//! their own. When the last acquire leaves, the claim is withdrawn.
+//! The local queue is first come, first served. When the claim is granted, the front gets the lease, and those behind
+//! it get a claim of their own. When the last acquire leaves, the claim is withdrawn.
 //!
-//! Each input is about the present claim. The keeper passes replies about an earlier claim to the lease that it became, or to its disposal.
+//! Each input concerns the present claim. The keeper passes replies about an earlier claim to the lease that it became,
+//! or to its disposal.
 
 mod claim;
 mod output;
@@ -35,17 +36,18 @@ use crate::token::FencingToken;
 ///   [`Acquire`](QueueOutput::Acquire),
 /// - [`handle_timeout`](Self::handle_timeout) at each wake-up,
 /// - [`handle_renewal_reply`](Self::handle_renewal_reply) for each [`Renew`](QueueOutput::Renew),
-/// - [`handle_change`](Self::handle_change), [`handle_pushed_grant`](Self::handle_pushed_grant) and [`handle_gone`](Self::handle_gone) for
-///   what the store reports without a request,
+/// - [`handle_change`](Self::handle_change), [`handle_pushed_grant`](Self::handle_pushed_grant) and
+///   [`handle_gone`](Self::handle_gone) for what the store reports without a request,
 /// - [`leave`](Self::leave) when an acquire gives up, [`close`](Self::close) at a shutdown.
 #[derive(Clone, Debug)]
 pub struct WaitQueue<T> {
     waiters: Waiters<T>,
     claim: CurrentClaim,
     phase: Phase,
-    /// When the newest request was sent that has had a reply since an acquire began to wait.
+    /// When the newest request of this queue was sent that has a reply.
     answered: Option<Stamp>,
-    /// Until then an acquire without a reply may have taken effect: of this claim, or of an earlier one of the queue.
+    /// Until then, the store may have a lease from an acquire without a reply, of this claim or of an earlier claim of
+    /// the queue.
     in_doubt_until: Stamp,
 }
 
@@ -64,8 +66,8 @@ enum Phase {
 const SPREAD: Duration = Duration::from_millis(2);
 
 impl<T> WaitQueue<T> {
-    /// A queue of one acquire, whose caller sends the first [`request`](Self::request). No wake-up is scheduled for it: the caller drives
-    /// it and has a timeout of its own.
+    /// A queue of one acquire, whose caller sends the first [`request`](Self::request). No wake-up is scheduled for it:
+    /// the caller drives it and has a timeout of its own.
     pub fn new(first: Joining<T>, now: Stamp) -> Self {
         let claim = CurrentClaim::new(&first.terms, first.on_contention, now);
         let phase = Phase::Acquiring { since: now };
@@ -85,15 +87,16 @@ impl<T> WaitQueue<T> {
     /// One more acquire, which waits.
     ///
     /// # Errors
-    /// `InvalidInput` when its holder waits already, for another kind of lease.
+    /// `InvalidInput` if its holder waits already, for a lease with other terms.
     pub fn join(&mut self, rules: &Rules, joining: Joining<T>, out: &mut Outputs<QueueOutput<T>>) -> Result<()> {
         let confirm_after = joining.confirm_after;
         self.waiters.join(joining)?;
         match self.phase {
-            // The caller of the first attempt may never poll it again, and this acquire depends on it: so the attempt needs a timeout.
+            // The caller of the first attempt may never poll it again, and this acquire depends on it: so the attempt
+            // needs a timeout.
             Phase::Acquiring { since } => out.wake_at(since.plus(rules.call_bound)),
             Phase::Queued { renewal: None } | Phase::Retrying => out.push(QueueOutput::WakeBy(confirm_after)),
-            // The reply is on its way, and `take_place` schedules what the waiters need beyond it.
+            // The reply is in flight, and `take_place` schedules what the waiters need beyond it.
             Phase::Queued { renewal: Some(_) } => {}
         }
         Ok(())
@@ -109,7 +112,7 @@ impl<T> WaitQueue<T> {
     ) -> Option<Error> {
         let confirm_after = self.waiters.remove(acquire)?;
         let in_doubt = self.claim.delivery == Delivery::InDoubt || self.claim.at_store || now < self.in_doubt_until;
-        // With a reply from before that, "held by another" may be wrong: the holder may have released the lock since.
+        // With only an older reply, "held by another" may be wrong: the holder may have released the lock since.
         let is_known = self.newest_answer().is_some_and(|newest| newest >= confirm_after);
         let why = match &self.claim.last_error {
             Some(error) if in_doubt => error.clone().with_kind(ErrorKind::Indeterminate),
@@ -130,7 +133,7 @@ impl<T> WaitQueue<T> {
         Some(why)
     }
 
-    /// Ends the queue, with this error for everybody.
+    /// Ends the queue. Every acquire fails with this error.
     pub fn close(&mut self, rules: &Rules, error: &Error, out: &mut Outputs<QueueOutput<T>>) {
         for to in self.waiters.drain() {
             out.push(QueueOutput::Failed { to, error: error.clone() });
@@ -149,7 +152,7 @@ impl<T> WaitQueue<T> {
     ) {
         let sent = match self.phase {
             Phase::Acquiring { since } => since,
-            // The reply to an earlier acquire of the claim, overtaken by that of a renewal.
+            // A reply to an earlier acquire of the claim. It counts from the first one, which is the safe bound.
             Phase::Queued { .. } | Phase::Retrying => self.claim.first_sent,
         };
         self.phase = Phase::Retrying;
@@ -192,7 +195,7 @@ impl<T> WaitQueue<T> {
         }
     }
 
-    /// The acquire of the claim was given up before it was sent.
+    /// The acquire of the claim was dropped before it was sent.
     pub fn handle_not_sent(&mut self, now: Stamp, out: &mut Outputs<QueueOutput<T>>) {
         self.retry_at(now, Wake::at(now), out);
     }
@@ -238,9 +241,9 @@ impl<T> WaitQueue<T> {
         }
     }
 
-    /// The store reports that a place became a lease. It does not say when, so the validity counts from the newest confirmation of this
-    /// very place. Without a live one the reply that is in flight comes first, as that of the acquire which the push has overtaken, or
-    /// the place is renewed.
+    /// The store reports that a place became a lease. The report does not say when, so the validity counts from the
+    /// newest confirmation of the same place. Without a live confirmation, the queue waits for the reply that is in
+    /// flight (the report may have overtaken that of the acquire), or renews the place.
     pub fn handle_pushed_grant(
         &mut self,
         rules: &Rules,
@@ -331,8 +334,8 @@ impl<T> WaitQueue<T> {
         let too_long = self.claim.asked_ttl(rules.max_place_ttl) > front.terms.ttl;
         let other_lease = self.claim.is_for_another_lease(rules.sessions, &front.terms);
         if too_long || other_lease || validity_end(&grant.confirmation, rules.margin_percent) <= now {
-            // The validity is over, or the grant is for an acquire that has left and wanted another lease or a longer ttl, and a granted
-            // ttl cannot be shortened.
+            // The validity is over, or the claim was drawn for an acquire that has left and wanted a longer ttl or a
+            // lease with other terms. A granted ttl cannot be shortened.
             self.claim.at_store = true;
             return self.start_over(rules, now, out);
         }
@@ -343,7 +346,8 @@ impl<T> WaitQueue<T> {
         self.next_claim(rules, now, out);
     }
 
-    /// Fails the acquires at the front that only try. Returns whether no other acquire was at the front: then the claim is withdrawn.
+    /// Fails the acquires at the front that do not wait. If there is no other acquire at the front, withdraws the claim
+    /// and returns true.
     fn refuse_tries(&mut self, rules: &Rules, error: &Error, now: Stamp, out: &mut Outputs<QueueOutput<T>>) -> bool {
         let refused = self.waiters.refuse_tries(|to| out.push(QueueOutput::Failed { to, error: error.clone() }));
         if refused {
@@ -376,8 +380,9 @@ impl<T> WaitQueue<T> {
         out.wake_at(now.plus(rules.call_bound));
     }
 
-    /// Withdraws the claim if the store may have a place or lease of it. The reply to a first acquire in flight shows whether it has. There
-    /// may be none, as on a runtime that nothing drives any more: then the claim is withdrawn when the acquire is overdue.
+    /// Withdraws the claim if the store may have a place or lease of it. While a first acquire is in flight, its reply
+    /// will show that. The reply may never come, as on a runtime that nothing drives any more: the claim is then
+    /// withdrawn when the acquire is overdue.
     fn withdraw(&self, rules: &Rules, out: &mut Outputs<QueueOutput<T>>) {
         let ending = Ending::now(Why::Withdraw, self.delivery(), self.claim.ttl);
         if self.claim.at_store || self.claim.delivery == Delivery::InDoubt {
@@ -431,7 +436,8 @@ impl<T> WaitQueue<T> {
         let pause = backoff(PATIENCE.min(period(self.claim.ttl)), self.claim.failures);
         let is_old = now.since(self.claim.first_sent) >= self.claim.ttl;
         match self.phase {
-            // The store may have processed the first request a whole ttl ago, so no reply about this claim proves anything now.
+            // The store may have processed the first request a whole ttl ago, so no reply about this claim proves
+            // anything now.
             Phase::Acquiring { .. } | Phase::Retrying if is_old => {
                 self.withdraw(rules, out);
                 if let Some(front) = self.waiters.front() {
@@ -446,7 +452,8 @@ impl<T> WaitQueue<T> {
         out.push(QueueOutput::Wake(Wake::after(now, pause)));
     }
 
-    /// Schedules the next acquire of the claim: then, or earlier if a waiter needs a reply before the end of its wait.
+    /// Schedules the next acquire of the claim: at `wake`, or earlier if a waiter needs a reply before the end of its
+    /// wait.
     fn retry_at(&mut self, now: Stamp, wake: Wake, out: &mut Outputs<QueueOutput<T>>) {
         self.phase = Phase::Retrying;
         if std::mem::take(&mut self.claim.recheck) {
@@ -469,7 +476,8 @@ impl<T> WaitQueue<T> {
         self.in_doubt_until = now.plus(self.claim.ttl);
     }
 
-    /// When the request was sent whose reply shows the state of the lock. If the claim has a place, only a confirmation of it does.
+    /// When the newest request was sent whose reply shows the state of the lock. If the claim has a place, only a
+    /// confirmation of that place shows it.
     fn newest_answer(&self) -> Option<Stamp> {
         self.claim.confirmation.map_or(self.answered, |newest| Some(newest.sent))
     }
@@ -486,7 +494,8 @@ impl<T> WaitQueue<T> {
         }
     }
 
-    /// Whether the front needs another claim: the acquire that this one was drawn for only tried or wanted another lease, and has left.
+    /// Whether the front needs another claim, because the present one was drawn for an acquire that has left and did
+    /// not wait, or wanted a lease with other terms.
     fn is_outdated(&self, rules: &Rules) -> bool {
         let is_other = |front: &Waiter<T>| self.claim.is_for_another_lease(rules.sessions, &front.terms);
         self.claim.on_contention == OnContention::Fail || self.waiters.front().is_some_and(is_other)

@@ -9,28 +9,29 @@ use crate::keeper::machines::disposal::Ending;
 use crate::keeper::machines::outputs::{Outputs, Wake};
 use crate::terms::Terms;
 
-/// To be carried out in order. "The claim" is the present one, up to the next [`NewClaim`](Self::NewClaim).
+/// What the keeper does for a queue. It carries outputs out in their order. "The claim" is the present one, up to the
+/// next [`NewClaim`](Self::NewClaim).
 #[derive(Clone, Debug)]
 pub enum QueueOutput<T> {
     /// The queue has a new claim from now on.
     NewClaim,
-    /// Sends the [`request`](super::WaitQueue::request) of the claim. In doubt when an earlier one has no reply.
+    /// Sends the [`request`](super::WaitQueue::request) of the claim. In doubt if an earlier one has no reply.
     Acquire { delivery: Delivery },
-    /// Sends a renewal of the claim's place. Only in answer to a wake-up, so that renewals go out together.
+    /// Sends a renewal of the claim's place. Follows only from a wake-up, so that renewals go out in batches.
     Renew { place: PlaceNumber, ttl: Duration },
     /// Ends the claim at the store, in the background.
     End(Ending),
-    /// Leaves the claim to the acquire that is in flight, and ends it if that has no reply by then.
+    /// Leaves the claim to the acquire in flight, and ends it if there is no reply by this time.
     EndWhenOverdue(Ending, Stamp),
     /// The claim has become a lease, which these acquires share.
     Granted { start: Start, to: Vec<T> },
     /// This acquire fails.
     Failed { to: T, error: Error },
-    /// Sets when the queue wants to be woken, in place of the former time.
+    /// Sets the next wake-up, in place of the earlier one.
     Wake(Wake),
-    /// The queue wants to be woken by then at the latest.
+    /// Wakes the queue at this time at the latest.
     WakeBy(Stamp),
-    /// Has the backend report when the lock may be free.
+    /// Asks the backend to report when the lock may be free.
     Watch,
     /// For logs and counters.
     Note(QueueNote),
@@ -46,7 +47,7 @@ pub struct Start {
     /// The ttl that the acquires of its claim requested.
     pub asked: Duration,
     pub delivery: Delivery,
-    /// It had a place before, whose ttl may be shorter and whose last confirmation may be old.
+    /// The claim had a place before. The ttl of a place may be shorter, and its last confirmation may be old.
     pub waited: bool,
 }
 
@@ -56,7 +57,7 @@ pub enum QueueNote {
     AttemptFailed(Error),
     Renewed,
     RenewalFailed,
-    /// The store has confirmed that it keeps the claim, in answer to a request that was sent then.
+    /// The store has confirmed that it keeps the claim. The request was sent at this time.
     Confirmed(Stamp),
 }
 

@@ -17,12 +17,13 @@ pub struct Joining<T> {
     pub acquire: AcquireId,
     pub terms: Terms,
     pub on_contention: OnContention,
-    /// The store has to answer a request that is sent then or later: else nothing is known of the lock when the wait ends.
+    /// The store must reply to a request that is sent at this time or later. Otherwise the state of the lock is not
+    /// known when the wait ends.
     pub confirm_after: Stamp,
     pub to: T,
 }
 
-/// One place in the local queue. Acquires with the same holder share one.
+/// One turn in the local queue. Acquires with the same holder share it.
 #[derive(Clone, Debug)]
 pub(super) struct Waiter<T> {
     pub(super) terms: Terms,
@@ -42,7 +43,7 @@ impl<T> Waiter<T> {
         Self { terms, acquires: vec![PendingAcquire { id: acquire, on_contention, confirm_after, to }] }
     }
 
-    /// A place at the store, as soon as one of the acquires wants to wait.
+    /// A place at the store, if one of the acquires waits.
     pub(super) fn on_contention(&self) -> OnContention {
         let waits = self.acquires.iter().any(|acquire| acquire.on_contention == OnContention::Queue);
         if waits { OnContention::Queue } else { OnContention::Fail }
@@ -72,7 +73,7 @@ impl<T> Waiters<T> {
         Ok(())
     }
 
-    /// Takes an acquire out. Gives its `confirm_after`, if it still waited.
+    /// Removes an acquire. Returns its `confirm_after` if it still waited.
     pub(super) fn remove(&mut self, id: AcquireId) -> Option<Stamp> {
         let find = |waiter: &Waiter<T>| waiter.acquires.iter().position(|acquire| acquire.id == id);
         let (index, at) = self.0.iter().enumerate().find_map(|(index, waiter)| Some((index, find(waiter)?)))?;
@@ -87,13 +88,13 @@ impl<T> Waiters<T> {
         self.0.front()
     }
 
-    /// Takes the front out, with the channels of its acquires.
+    /// Removes the front. Returns its terms and the channels of its acquires.
     pub(super) fn pop_front(&mut self) -> Option<(Terms, Vec<T>)> {
         let front = self.0.pop_front()?;
         Some((front.terms, front.acquires.into_iter().map(|acquire| acquire.to).collect()))
     }
 
-    /// Takes out those at the front that do not want to wait. Whether the front consisted of such.
+    /// Removes the acquires at the front that do not wait. Returns whether there was no other acquire at the front.
     pub(super) fn refuse_tries(&mut self, mut refuse: impl FnMut(T)) -> bool {
         let Some(front) = self.0.front_mut() else { return false };
         let tries = front.acquires.extract_if(.., |acquire| acquire.on_contention == OnContention::Fail);
@@ -105,7 +106,7 @@ impl<T> Waiters<T> {
         is_empty
     }
 
-    /// Takes out those that want this ttl.
+    /// Removes the waiters with this ttl. Returns the channels of their acquires.
     pub(super) fn take_with_ttl(&mut self, ttl: Duration) -> Vec<T> {
         let all = std::mem::take(&mut self.0).into_iter();
         let (taken, rest) = all.partition::<VecDeque<_>, _>(|waiter| waiter.terms.ttl == ttl);
@@ -117,7 +118,8 @@ impl<T> Waiters<T> {
         self.0.drain(..).flat_map(|waiter| waiter.acquires).map(|acquire| acquire.to)
     }
 
-    /// When the store has to be asked for those whose wait ends soon, if its newest reply is to a request that was sent at `newest`.
+    /// When to send the next request, so that each acquire has a reply from after its `confirm_after`. The newest
+    /// request that has a reply was sent at `newest`.
     pub(super) fn confirmation_due(&self, newest: Stamp) -> Option<Stamp> {
         let acquires = self.0.iter().flat_map(|waiter| &waiter.acquires);
         acquires.map(|acquire| acquire.confirm_after).filter(|after| *after > newest).min()
