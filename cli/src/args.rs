@@ -73,34 +73,36 @@ pub(crate) enum Command {
     /// Hold a lock while a command runs
     ///
     /// The command follows `--`, as in `leasehold run nightly -- ./report.sh --all`. It gets the fencing token in
-    /// LEASEHOLD_FENCING_TOKEN, the name of the lock in LEASEHOLD_NAME and the resolved URL of the store in LEASEHOLD_STORE. A script
-    /// with the name in a variable uses `leasehold run --name="$name" -- ./report.sh`, which takes every name.
+    /// LEASEHOLD_FENCING_TOKEN, the name of the lock in LEASEHOLD_NAME and the resolved URL of the store in
+    /// LEASEHOLD_STORE. A script with the name in a variable uses `leasehold run --name="$name" -- ./report.sh`, which
+    /// takes every name.
     #[command(
         after_long_help = TABLE,
-        override_usage = "leasehold run [OPTIONS] <NAME> -- <CMD>...\n       leasehold run [OPTIONS] --name=<NAME> -- <CMD>..."
+        override_usage = "leasehold run [OPTIONS] <NAME> -- <CMD>...\n\
+            \x20      leasehold run [OPTIONS] --name=<NAME> -- <CMD>..."
     )]
     Run(Run),
     /// Show who holds a lock
     ///
-    /// This command only reads the store. A Redis user needs no more than the rules of `leasehold acl redis --read-only`. On SQLite,
-    /// permission to read the file is enough.
+    /// This command only reads the store. A Redis user needs no more than the rules of `leasehold acl redis
+    /// --read-only`. On SQLite, permission to read the file is enough.
     #[command(override_usage = "leasehold status [OPTIONS] <NAME>\n       leasehold status [OPTIONS] --name=<NAME>")]
     Status(Status),
     /// List locks
     ///
-    /// This command only reads the store. On Redis it scans the names of all keys, so the user needs the permissions of `leasehold
-    /// acl redis --operator`.
+    /// This command only reads the store. On Redis it scans the names of all keys, so the user needs the permissions of
+    /// `leasehold acl redis --operator`.
     Ls(Ls),
     /// Show who holds a lock, and each change
     ///
-    /// This command prints a line for each change. On a terminal it also shows the time left. It ends when it is interrupted, or
-    /// when the program that reads its output ends. It only reads the store.
+    /// This command prints a line for each change. On a terminal it also shows the time left. It ends when it is
+    /// interrupted, or when the program that reads its output ends. It only reads the store.
     #[command(override_usage = "leasehold watch [OPTIONS] <NAME>\n       leasehold watch [OPTIONS] --name=<NAME>")]
     Watch(Watch),
     /// End the lease of the holder of a lock
     ///
-    /// This command asks for confirmation first. It raises the fencing token. The old holder learns of it with its next renewal, or
-    /// at once on etcd and ZooKeeper. It may still be writing until then.
+    /// This command asks for confirmation first. It raises the fencing token. The old holder learns of it with its next
+    /// renewal, or at once on etcd and ZooKeeper. It may still be writing until then.
     #[command(override_usage = "leasehold break [OPTIONS] <NAME>\n       leasehold break [OPTIONS] --name=<NAME>")]
     Break(Break),
     /// Print the SQL that creates the tables of a SQL store
@@ -115,8 +117,9 @@ pub(crate) enum Command {
     Acl(Acl),
     /// Check whether the store is fit for locks
     ///
-    /// This command connects, measures the round trip, acquires and releases a lock, and reads the version, settings and clock of
-    /// the store. It prints a hint with each warning (`??`) and each error (`!!`), and exits with 1 if there is an error.
+    /// This command connects, measures the round trip, acquires and releases a lock, and reads the version, settings
+    /// and clock of the store. It prints a hint with each warning (`??`) and each error (`!!`), and exits with 1 if
+    /// there is an error.
     Doctor(Common),
     /// Print the completions for a shell
     Completions {
@@ -205,7 +208,8 @@ pub(crate) enum Acl {
     },
     /// Print the rules of a Redis user
     ///
-    /// The rules have the form that `ACL SETUSER` takes: `redis-cli ACL SETUSER locks on '>PASSWORD' $(leasehold acl redis)`.
+    /// The rules have the form that `ACL SETUSER` takes: `redis-cli ACL SETUSER locks on '>PASSWORD' $(leasehold acl
+    /// redis)`.
     #[cfg(feature = "redis")]
     Redis {
         /// Include the permissions of `ls` and `doctor`
@@ -223,7 +227,8 @@ pub(crate) enum Acl {
     Sqlite,
     /// Print the commands that set the permissions of a ZooKeeper user
     ///
-    /// `zkCli.sh` runs them, with the password in the place of PASSWORD. The nodes that the user creates belong to this user alone.
+    /// `zkCli.sh` runs them, with the password in the place of PASSWORD. The nodes that the user creates belong to this
+    /// user alone.
     #[cfg(feature = "zk")]
     Zk {
         /// The path in the URL of the store
@@ -264,8 +269,8 @@ pub(crate) struct Run {
     /// Shortest hold: if the command ends earlier, the lock stays held until then
     ///
     /// Use it for short jobs that must not run again on a host whose clock is behind. On etcd, ZooKeeper and MySQL with
-    /// `strategy=for-update`, leasehold stays until then. With `strategy=for-update`, a signal ends that wait and the hold. On the
-    /// others, a second signal ends the wait, and the lock stays held until its lease ends.
+    /// `strategy=for-update`, leasehold stays until then. With `strategy=for-update`, a signal ends that wait and the
+    /// hold. On the others, a second signal ends the wait, and the lock stays held until its lease ends.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) min_hold: Option<Duration>,
 
@@ -275,8 +280,8 @@ pub(crate) struct Run {
 
     /// How long before the end of the lease the command gets TERM [default: a sixth of the ttl]
     ///
-    /// By the end of the lease the command gets KILL. The grace must be shorter than a third of the ttl. If --max-hold is shorter
-    /// than the ttl, the default is a sixth of --max-hold.
+    /// By the end of the lease the command gets KILL. The grace must be shorter than a third of the ttl. If --max-hold
+    /// is shorter than the ttl, the default is a sixth of --max-hold.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) grace: Option<Duration>,
 
@@ -472,7 +477,8 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The error of clap in one line. clap quotes arguments, and a URL that is given at the wrong place may have a password.
+/// The error of clap in one line. clap quotes arguments, and a URL that is given at the wrong place may have a
+/// password.
 pub(crate) fn to_one_line(error: &clap::Error, arguments: &[OsString]) -> String {
     let mut text = error.to_string();
     for argument in arguments.iter().map(|argument| argument.to_string_lossy()) {

@@ -101,8 +101,8 @@ async fn round_trip(client: &LockClient) -> Option<Check> {
         CheckStatus::Ok
     } else {
         CheckStatus::Warning(format!(
-            "a call may take {bound:?} in all: set a longer `timeout` in the URL, if the store has one, and use a ttl of at \
-             least {:?}",
+            "a call may take {bound:?} in all: set a longer `timeout` in the URL, if the store has one, and use a ttl \
+             of at least {:?}",
             bound * 10
         ))
     };
@@ -178,7 +178,7 @@ impl DoctorReport {
     }
 }
 
-/// Text from a server, without its line breaks.
+/// Text from a server, printable line by line.
 fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }

@@ -56,7 +56,7 @@ The other subcommands exit with 0 or with a code above. They exit with 1 if
 found the lock free.";
 
 impl Exit {
-    /// The number.
+    /// The exit code.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Success => 0,
@@ -97,7 +97,7 @@ impl Exit {
 }
 
 fn from_signal(signal: i32) -> u8 {
-    // Signal numbers end at 64.
+    // The highest signal number is 64.
     128_u8.saturating_add(u8::try_from(signal).unwrap_or(u8::MAX))
 }
 

@@ -59,7 +59,7 @@ fn report_wrong_arguments(error: &clap::Error, arguments: &[OsString]) -> ExitCo
     let wants_text =
         [ErrorKind::DisplayHelp, ErrorKind::DisplayVersion, ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand];
     if wants_text.contains(&error.kind()) {
-        // A reader that closed the pipe is no error.
+        // If the reader has closed the pipe, that is not an error.
         let _ = error.print();
         return if error.use_stderr() { Exit::BadInput } else { Exit::Success }.into();
     }

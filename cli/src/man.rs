@@ -126,8 +126,8 @@ const SETS: &[(&str, &str)] = &[
     ("LEASEHOLD_NAME", "Set for the command: the name of the lock."),
     (
         "LEASEHOLD_STORE",
-        "Set for the command: the resolved URL of the store, with its password if it has one. The command then uses the same \
-         store.",
+        "Set for the command: the resolved URL of the store, with its password if it has one. The command then uses \
+         the same store.",
     ),
 ];
 
@@ -135,8 +135,8 @@ const FILES: &[(&str, &str)] = &[
     ("$XDG_STATE_HOME/leasehold/locks.db", "The store of sqlite://."),
     (
         "~/.local/state/leasehold/locks.db",
-        "The same file if XDG_STATE_HOME is not set. Each user has a different file. Give a path to cron jobs and services that \
-         share a lock, as in sqlite:///var/lib/app/locks.db.",
+        "The same file if XDG_STATE_HOME is not set. Each user has a different file. Give a path to cron jobs and \
+         services that share a lock, as in sqlite:///var/lib/app/locks.db.",
     ),
     (
         "FILE-wal, FILE-shm, FILE-bell",

@@ -9,10 +9,10 @@ use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
 
-/// Closes when the thread that writes the last warning has written it.
+/// Closes when the last warning has been written on its thread.
 static BACKGROUND_WARNING: Mutex<Option<Receiver<()>>> = Mutex::new(None);
 
-/// How long the final message waits for it.
+/// How long the final message waits for that.
 const BACKGROUND_BOUND: Duration = Duration::from_secs(1);
 
 /// How output is written.
@@ -26,7 +26,7 @@ pub(crate) struct Output {
 struct Message<'a> {
     /// `error` ends the command, `warning` and `info` do not.
     level: &'static str,
-    /// A word of [`Exit`] for errors.
+    /// For errors, the [kind](Exit::kind) of the exit.
     kind: &'static str,
     message: &'a str,
     /// The exit code, for errors.
@@ -111,9 +111,9 @@ fn json<T: Serialize>(value: &T) -> String {
 /// The reader of standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reader {
-    /// It gets the text.
+    /// It has received the text.
     Present,
-    /// It has closed the pipe, as `head` does after its last line. That is no error.
+    /// It has closed the pipe, as `head` does after its last line. That is not an error.
     Gone,
 }
 
@@ -130,8 +130,8 @@ pub(crate) fn write_out(text: &str) -> Result<Reader, Failure> {
     }
 }
 
-/// Resolves when the reader of standard output has closed the pipe. A command that writes rarely would otherwise notice only at its
-/// next write. Never resolves if standard output is a file.
+/// Resolves when the reader of standard output has closed the pipe. A command that writes rarely would otherwise notice
+/// only at its next write. Never resolves if standard output is a file.
 ///
 /// # Cancel safety
 /// Reads and writes nothing.

@@ -12,7 +12,7 @@ use serde::Serialize;
 pub(crate) struct LockReport {
     pub(crate) name: String,
     pub(crate) held: bool,
-    /// The fencing token of the last grant, also when the lock is free.
+    /// The fencing token of the last grant, even if the lock is free.
     pub(crate) last_token: Option<u64>,
     /// The number of waiters, if the store knows it.
     pub(crate) waiters: Option<u64>,
@@ -143,7 +143,7 @@ pub(crate) fn format_seconds(ms: u64) -> String {
 
 /// A moment in seconds since the Unix epoch, as people write it.
 pub(crate) fn format_time(seconds: u64) -> String {
-    // A time that cannot be shown must not panic.
+    // A time that cannot be formatted must not cause a panic.
     let at = UNIX_EPOCH.checked_add(Duration::from_secs(seconds.min(MAX_TIME))).unwrap_or(UNIX_EPOCH);
     humantime::format_rfc3339_seconds(at).to_string()
 }
@@ -166,8 +166,8 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// When a token was granted. Most stores derive a token from their clock, in µs since the Unix epoch. A token that is no time between
-/// the holder's start and now was not derived from a clock, and the result is `None`.
+/// When a token was granted. Most stores derive a token from their clock, in µs since the Unix epoch. A token outside
+/// the time between the holder's start and now was not derived from a clock: the result is then `None`.
 fn granted_at(token: u64, started: u64) -> Option<u64> {
     const SLACK: u64 = 5;
     let seconds = token / 1_000_000;
@@ -202,7 +202,8 @@ mod tests {
         let lease = LeaseInfo::of_unknown_age(FencingToken::new(8), Duration::from_millis(1), None);
         assert_eq!(
             serde_json::to_string(&LeaseReport::from(lease)).unwrap(),
-            r#"{"token":8,"ttl_left_ms":1,"ttl_left_exact":false,"since":null,"host":null,"pid":null,"started":null,"label":null}"#
+            r#"{"token":8,"ttl_left_ms":1,"ttl_left_exact":false,"since":null,"host":null,"pid":null,"#.to_owned()
+                + r#""started":null,"label":null}"#
         );
         assert_eq!(
             serde_json::to_string(&LockReport::of("x", LockInfo::new(None, Vec::new(), None))).unwrap(),

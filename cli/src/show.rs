@@ -46,8 +46,8 @@ pub(crate) async fn ls(args: &Ls, output: Output) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-/// `watch NAME`: overwrites one line on a terminal, and otherwise prints a line for each change. Ends at a signal, or when the reader
-/// of its output ends.
+/// `watch NAME`: overwrites one line on a terminal, and otherwise prints a line for each change. Ends at a signal, or
+/// when the reader of its output ends.
 pub(crate) async fn watch(args: &Watch, output: Output) -> Result<Exit, Failure> {
     let client = Store::from_args(&args.common, output)?.connect_lazily("")?;
     let live = !output.json() && std::io::stdout().is_terminal() && output.is_interactive();
@@ -60,7 +60,7 @@ pub(crate) async fn watch(args: &Watch, output: Output) -> Result<Exit, Failure>
             Err(error) if error.kind() == leasehold::ErrorKind::InvalidInput => return Err(error.into()),
             Err(error) => Err(error),
         };
-        // The time that is left differs at every read.
+        // Without the time that is left, which differs at each read.
         let significant = match &seen {
             Ok(report) => Ok((report.token(), report.last_token, report.waiters)),
             Err(error) => Err(error.kind()),
@@ -99,7 +99,7 @@ struct Listing {
     locks: Vec<ListedReport>,
     /// Whether nothing was omitted.
     whole: bool,
-    /// Names of records that this version cannot read: each may be a lock that is held.
+    /// Names of records that this version cannot read. Each may be a held lock.
     unreadable: Vec<String>,
 }
 

@@ -16,7 +16,8 @@ const DEFAULT: &str = "sqlite://";
 
 const MEMORY: &str = "memory";
 
-/// The schemes of this command, each with its feature and whether that is enabled: all but the one for stores inside one process.
+/// The schemes of this command, each with its feature and whether that is enabled: all but `memory`, whose store is
+/// inside one process.
 fn schemes() -> impl Iterator<Item = &'static (&'static str, &'static str, bool)> {
     leasehold::SCHEMES.iter().filter(|(scheme, ..)| *scheme != MEMORY)
 }
@@ -31,7 +32,8 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// The store of the options, else of the environment, else the user's own file. Prints its URL with `--verbose`.
+    /// The store from the options, or else from the environment, or else the user's own file. Prints its URL with
+    /// `--verbose`.
     ///
     /// # Errors
     /// The URL is malformed, or this command does not support its scheme. Nothing was sent.
@@ -65,7 +67,7 @@ impl Store {
         without_password(&self.resolved)
     }
 
-    /// Connects, and returns once the store has answered.
+    /// Connects, and returns when the store has replied.
     pub(crate) async fn connect(&self, label: &str) -> Result<LockClient, Failure> {
         Ok(until_exit(leasehold::connect_builder(&self.given).await?.label(label).build()?))
     }
@@ -76,8 +78,9 @@ impl Store {
     }
 }
 
-/// Keeps a client open until the process exits. A client that is dropped closes its connections in the background: SQLite deletes the
-/// `-shm` and then the `-wal`, and a process that exits in between leaves a `-wal` that no user without write permission can read.
+/// Keeps a client open until the process exits. A client that is dropped closes its connections in the background:
+/// SQLite deletes the `-shm` and then the `-wal`, and a process that exits in between leaves a `-wal` that no user
+/// without write permission can read.
 fn until_exit(client: LockClient) -> LockClient {
     std::mem::forget(client.clone());
     client
@@ -90,10 +93,11 @@ fn check_scheme(url: &str) -> Result<(), Failure> {
             false => "",
         };
         Failure::input(format!(
-            "the store is not a valid URL ({why}): use a URL such as `redis://host:6379` or `sqlite:///path/locks.db`{encode}"
+            "the store is not a valid URL ({why}): use a URL such as `redis://host:6379` or \
+             `sqlite:///path/locks.db`{encode}"
         ))
     };
-    // Several hosts are no valid URL.
+    // A URL parser refuses several hosts.
     let (first, _) = StoreUrl::split_hosts(url, "store").map_err(|why| invalid(&why))?;
     let scheme = Url::parse(&first).map_err(|why| invalid(&why))?;
     let scheme = scheme.scheme();
@@ -106,7 +110,8 @@ fn check_scheme(url: &str) -> Result<(), Failure> {
     match schemes().find(|(known, ..)| *known == scheme) {
         Some((.., true)) => Ok(()),
         Some((_, feature, false)) => Err(Failure::input(format!(
-            "this `leasehold` was built without `{scheme}://`: build it with `cargo install --path cli --features {feature}`"
+            "this `leasehold` was built without `{scheme}://`: build it with `cargo install --path cli \
+             --features {feature}`"
         ))),
         None => {
             let known = schemes().filter(|(.., is_on)| *is_on).map(|(scheme, ..)| format!("`{scheme}://`"));
@@ -173,16 +178,20 @@ mod tests {
 
         #[test]
         fn no_text_has_the_password_of_a_wrong_url(
-            scheme in proptest::sample::select(leasehold::SCHEMES.iter().map(|(scheme, ..)| *scheme).collect::<Vec<_>>()),
+            scheme in proptest::sample::select(
+                leasehold::SCHEMES.iter().map(|(scheme, ..)| *scheme).collect::<Vec<_>>()
+            ),
             special in proptest::sample::select(vec!["", "1/", "1?", "1#", "/", "@", ":", ",", "&", "\n"]),
             form in proptest::sample::select(vec![
-                "S://u:PP@127.0.0.1:1/app", "S:u:PP@127.0.0.1:1/app", "S:///u:PP@127.0.0.1:1/app", "S:/u:PP@127.0.0.1:1/app",
-                "S://u:XP@127.0.0.1:1", "S:u:XP@127.0.0.1", "S://P@127.0.0.1:1", "S://127.0.0.1:1,u:PP@127.0.0.1:2/app", "u:PP@h",
+                "S://u:PP@127.0.0.1:1/app", "S:u:PP@127.0.0.1:1/app", "S:///u:PP@127.0.0.1:1/app",
+                "S:/u:PP@127.0.0.1:1/app", "S://u:XP@127.0.0.1:1", "S:u:XP@127.0.0.1", "S://P@127.0.0.1:1",
+                "S://127.0.0.1:1,u:PP@127.0.0.1:2/app", "u:PP@h",
                 "S://127.0.0.1:1/app?pass=PP&x=1", "S://127.0.0.1:1?a_passwd=PP", "S://u:PP@127.0.0.1:1,,127.0.0.1:2",
             ]),
         ) {
-            let url = form.replace('S', scheme).replace('X', special).replace("PP", "PXP").replace('X', special).replace('P', SECRET);
-            // What follows three slashes is the path of a file.
+            let url = form.replace('S', scheme).replace('X', special).replace("PP", "PXP");
+            let url = url.replace('X', special).replace('P', SECRET);
+            // After three slashes, the rest is the path of a file.
             if !url.starts_with("sqlite:///") && !url.starts_with("redis+unix:///") {
                 let text = match Store::choose(Some(&url), None) {
                     Err(failure) => failure.text,

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use leasehold::backend::time_since_boot;
 
-/// A time of the clock since boot, in nanoseconds. The clock runs while the machine is suspended and is never stepped. NTP may slew
-/// it, which the margin of a lease covers.
+/// A time of the clock since boot, in nanoseconds. The clock runs while the machine is suspended and is never stepped.
+/// NTP may slew it, which the margin of a lease covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Deadline(u64);
 
 impl Deadline {
-    /// The time `duration` from now.
+    /// The deadline that is `left` from now.
     pub(crate) fn after(left: Duration) -> Self {
         Self(nanos(now().saturating_add(left)))
     }

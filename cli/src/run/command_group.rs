@@ -42,8 +42,8 @@ impl Outcome {
     }
 }
 
-/// The command in its own process group. The group exists before the command runs: a copy of this program, the launcher, waits in it
-/// for the start message, so that the watcher knows the group before the command can do anything.
+/// The command in its own process group. The group exists before the command runs: a copy of this program, the
+/// launcher, waits in it for the start message, so that the watcher knows the group before the command can do anything.
 #[derive(Debug)]
 pub(crate) struct CommandGroup {
     child: Child,
@@ -52,7 +52,8 @@ pub(crate) struct CommandGroup {
 }
 
 impl CommandGroup {
-    /// Creates the group. The command runs after [`start`](Self::start). If this process dies before that, the command never runs.
+    /// Creates the group. The command runs after [`start`](Self::start). If this process dies before that, the command
+    /// never runs.
     pub(crate) fn prepare(command: &[OsString], env: &[(&str, String)]) -> io::Result<Self> {
         let (start_socket, stdin) = UnixStream::pair()?;
         let mut process = hidden::own_program()?;
@@ -83,15 +84,16 @@ impl CommandGroup {
 
     /// What has changed since the last call. Returns the exit at each call until the command is [reaped](Self::reap).
     pub(crate) fn poll(&self) -> io::Result<Option<StateChange>> {
-        // With NOWAIT the command stays a zombie, so no other process gets the group's id. One call asks for stops and exits: after
-        // the exit, a call that asks for stops alone fails with ECHILD.
+        // With NOWAIT the command stays a zombie, so no other process gets the group's id. One call asks for stops and
+        // exits: after the exit, a call that asks for stops alone fails with ECHILD.
         let either = WaitIdOptions::EXITED | WaitIdOptions::STOPPED;
         let Some(status) = waitid(WaitId::Pid(self.group), either | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT)?
         else {
             return Ok(None);
         };
         if let Some(signal) = status.stopping_signal() {
-            // Takes the stop, so that it is returned once. There is none to take if the command has just been continued or has exited.
+            // Takes the stop, so that it is returned once. There is no stop left if the command has just been continued
+            // or has exited.
             let _ = waitid(WaitId::Pid(self.group), WaitIdOptions::STOPPED | WaitIdOptions::NOHANG);
             return Ok(Signal::from_named_raw(signal).map(StateChange::Stopped));
         }
@@ -100,7 +102,7 @@ impl CommandGroup {
         Ok(signal.or(code).map(StateChange::Ended))
     }
 
-    /// Sends a signal to the group. An empty group is no error.
+    /// Sends a signal to the group. An empty group is not an error.
     pub(crate) fn signal(&self, signal: Signal) {
         let _ = kill_process_group(self.group, signal);
     }

@@ -1,7 +1,8 @@
-//! The command with all processes that it started, also those outside of its process group: `timeout`, `setsid` and the job control of a
-//! shell take processes out of it.
+//! The command with all processes that it started, including those outside of its process group: `timeout`, `setsid`
+//! and the job control of a shell move processes out of it.
 //!
-//! On Linux the run adopts the orphans of its command, so every process that the command started is below the run as long as that lives.
+//! On Linux the run adopts the orphans of its command, so every process that the command started is below the run as
+//! long as that lives.
 
 use rustix::process::{
     Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, test_kill_process_group, waitpid,
@@ -12,13 +13,13 @@ const ROUNDS: usize = 20;
 
 /// Makes this process the parent of the orphans below it.
 pub(crate) fn adopt_orphans() {
-    // Without it, only orphans outside of the process group are missed.
+    // If this fails, only orphans outside of the process group are missed.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(getpid()));
 }
 
-/// The child processes of this process: what a script has started before it replaced itself by `leasehold`, which is no part of the
-/// command.
+/// The child processes of this process. At the start, these were started by a script that has then replaced itself by
+/// `leasehold` (`exec`). They are not part of the command.
 pub(crate) fn children() -> Vec<Pid> {
     let own = getpid().as_raw_nonzero().get();
     all().into_iter().filter(|process| process.parent == own).map(|process| process.id).collect()
@@ -43,8 +44,8 @@ pub(crate) struct Family {
 impl Family {
     /// Kills them all.
     pub(crate) fn kill(&self) {
-        // A process that is stopped runs no code, starts no other process, and stays the parent of those that it has started. So a
-        // search that finds nothing new has found them all.
+        // A process that is stopped runs no code, starts no other process, and stays the parent of those that it has
+        // started. So a search that finds nothing new has found them all.
         let _ = kill_process_group(self.group, Signal::STOP);
         let mut found: Vec<Pid> = Vec::new();
         for _ in 0..ROUNDS {
@@ -64,8 +65,8 @@ impl Family {
         let _ = kill_process_group(self.group, Signal::KILL);
     }
 
-    /// Sends TERM to the orphans outside of the process group, once to each. They pass it on, as `timeout` does, or not: to send it to
-    /// their child processes as well would end these twice.
+    /// Sends TERM to the orphans outside of the process group, once to each. They may pass it on, as `timeout` does, so
+    /// their child processes do not get it from here: these would get it twice.
     pub(crate) fn term_orphans(&self, told: &mut Vec<Pid>) {
         let own = getpid().as_raw_nonzero().get();
         for orphan in self.outside(&all()).filter(|process| process.parent == own) {
@@ -78,8 +79,9 @@ impl Family {
         }
     }
 
-    /// Whether none of them runs. Call it after the command was reaped. Zombies do not count: a container without an init process reaps
-    /// no orphans. A group counts as running where the system does not show the state of its processes.
+    /// Whether none of them runs. Call it after the command was reaped. Zombies do not count, because a container
+    /// without an init process reaps no orphans. If the system does not show the state of processes, every process
+    /// group that exists counts as running.
     pub(crate) fn is_gone(&self) -> bool {
         let all = all();
         let group = self.group.as_raw_nonzero().get();
@@ -116,7 +118,7 @@ struct Process {
     is_dead: bool,
 }
 
-/// Every process, or none where the system has no `/proc`.
+/// Every process, or none if the system has no `/proc`.
 fn all() -> Vec<Process> {
     let Ok(folder) = std::fs::read_dir("/proc") else { return Vec::new() };
     let process = |entry: std::fs::DirEntry| {
@@ -140,7 +142,7 @@ fn below<'a>(all: &'a [Process], roots: &[Pid], except: &[Pid]) -> Vec<&'a Proce
     let mut parents = roots.to_vec();
     while let Some(parent) = parents.pop() {
         for process in all.iter().filter(|process| process.parent == parent.as_raw_nonzero().get()) {
-            // An id that was given again while `/proc` was read could make a circle.
+            // An id that was reused while `/proc` was read could make a circle.
             if !except.contains(&process.id) && !found.iter().any(|other| other.id == process.id) {
                 found.push(process);
                 parents.push(process.id);

@@ -28,7 +28,7 @@ pub(crate) fn launch(command: &[OsString]) -> Failure {
     let Some((program, arguments)) = command.split_first() else { return Failure::input("there is no command") };
     let error = Command::new(program).args(arguments).exec();
     match error.kind() {
-        // The file exists, so what the kernel did not find is its interpreter or loader.
+        // If the file exists, the kernel did not find its interpreter or loader.
         io::ErrorKind::NotFound => {
             lookup::check(program).err().unwrap_or_else(|| lookup::no_interpreter(program, None))
         }

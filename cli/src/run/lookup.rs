@@ -51,7 +51,7 @@ fn check_in(program: &OsStr, path: &OsStr) -> Result<(), Failure> {
 
 /// The interpreter that the first line of a script names. `None` if the file is no script or cannot be read.
 fn interpreter(file: &Path) -> Option<PathBuf> {
-    /// More than any system reads of that line.
+    /// Longer than any system reads of that line.
     const LONGEST: u64 = 1024;
     let mut begin = Vec::new();
     File::open(file).ok()?.take(LONGEST).read_to_end(&mut begin).ok()?;

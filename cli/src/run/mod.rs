@@ -116,8 +116,8 @@ async fn prepare(
         let env = [
             (TOKEN, guard.fencing_token().to_string()),
             (NAME, args.name.clone()),
-            // The resolved URL, so that the command uses the same store even with another HOME. It contains the password, if there is
-            // one; only processes of this user can read it.
+            // The resolved URL, so that the command uses the same store even with another HOME. It contains the
+            // password, if there is one; only processes of this user can read it.
             (store::VARIABLE, store.url().to_owned()),
         ];
         if !guard.is_held() {

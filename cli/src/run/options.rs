@@ -21,7 +21,7 @@ impl RunOptions {
     pub(crate) fn from_args(args: &Run) -> Result<Self, Failure> {
         let Run { ttl, min_hold, max_hold, on_lost, .. } = *args;
         let ttl = min_hold.map_or(ttl, |min_hold| min_hold.max(ttl));
-        // A lease is renewed every third of its ttl: with less than that left, two renewals have failed.
+        // A lease is renewed every third of its ttl. When less than that is left, two renewals have failed.
         let shortest = max_hold.unwrap_or(ttl).min(ttl);
         // Whole milliseconds are easier to read.
         let grace = args.grace.unwrap_or_else(|| match shortest.as_millis() / 6 {

@@ -21,8 +21,8 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Installs the handlers. A signal that this process was started to ignore (`nohup`, a background job of a script) stays
-    /// ignored, and the command inherits that.
+    /// Installs the handlers. A signal that this process was started to ignore (`nohup`, a background job of a script)
+    /// stays ignored, and the command inherits that.
     pub(crate) fn listen() -> io::Result<Self> {
         let mut signals = Self { streams: Vec::new(), ignored: ignored() };
         signals.add(Signal::CHILD)?;
@@ -77,15 +77,16 @@ impl Signals {
     }
 }
 
-/// The signals that this process was started to ignore, signal n as bit n − 1. Only Linux tells without unsafe code.
+/// The signals that this process was started to ignore, signal n as bit n − 1. Only Linux shows them without unsafe
+/// code.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Lets this thread write to the terminal and change its foreground process group from the background. Otherwise SIGTTOU could stop
-/// it while it ends a command.
+/// Lets this thread write to the terminal and change its foreground process group from the background. Otherwise
+/// SIGTTOU could stop it while it ends a command.
 pub(crate) fn block_ttou() -> io::Result<()> {
     Ok(ttou().thread_block()?)
 }
@@ -95,8 +96,8 @@ pub(crate) fn unblock_ttou() -> io::Result<()> {
     Ok(ttou().thread_unblock()?)
 }
 
-/// Stops the process group of this process, as a shell expects of a job. Returns after CONT, or at once if the group is orphaned:
-/// then the kernel ignores the signal.
+/// Stops the process group of this process, as a shell expects of a job. Returns after CONT, or at once if the group is
+/// orphaned: then the kernel ignores the signal.
 ///
 /// It sends TTOU, because this process handles TSTP itself.
 pub(crate) fn stop_own_group() {

@@ -22,19 +22,20 @@ use crate::run::watcher::Watcher;
 /// The signals that Ctrl-C and Ctrl-\ send.
 const INTERRUPTS: [Signal; 2] = [Signal::INT, Signal::QUIT];
 
-/// How often the rest of the shortest hold is checked: timers stop while the machine is suspended.
+/// How often to check the rest of the shortest hold: timers stop while the machine is suspended.
 const HOLD_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How often to check whether a process group that got TERM is empty.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long an orphan that has ended may stay a zombie: to find it, all processes are searched.
+/// How long an orphan that has ended may stay a zombie: finding it takes a search through all processes.
 const REAP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a killed command may take to exit. It runs no more code; only the kernel may still be cleaning up.
 const GONE_BOUND: Duration = Duration::from_secs(10);
 
-/// How long to wait for CONT after a stop. The kernel delivers it before this process runs again, so it has arrived by then.
+/// How long to wait for CONT after a stop. The kernel delivers it before this process runs again, so it has arrived by
+/// then.
 const CONTINUED_BOUND: Duration = Duration::from_millis(20);
 
 /// How long a failed release is retried before the run exits without it.
@@ -63,8 +64,8 @@ impl HeldLease {
         TimeLeft { validity: self.guard.validity(), hold }
     }
 
-    /// Whether `--max-hold` is what ends this lease. The last renewal requests no more than the rest of the longest hold, so the
-    /// validity ends before the longest hold does, by the margin.
+    /// Whether `--max-hold` is what ends this lease. The last renewal requests no more than the rest of the longest
+    /// hold, so the validity ends before the longest hold does, by the margin.
     fn ends_by_max_hold(&self, left: TimeLeft) -> bool {
         left.hold.is_some_and(|hold| hold <= left.validity + self.margin)
     }
@@ -192,8 +193,9 @@ impl Supervisor {
         }
     }
 
-    /// Replaces a watcher that has exited or is stopped. The watcher kills the command at the end of the lease if this process is
-    /// stopped or gets no processor time; a stopped watcher would not. The kernel reports its stop with SIGCHLD, like its exit.
+    /// Replaces a watcher that has exited or is stopped. The watcher kills the command at the end of the lease if this
+    /// process is stopped or gets no processor time; a stopped watcher would not. The kernel reports its stop with
+    /// SIGCHLD, like its exit.
     async fn maintain_watcher(&mut self, left: Duration) {
         let Some(watcher) = &mut self.watcher else { return };
         let is_timed = self.options.on_lost == OnLost::Kill && !left.is_zero();
@@ -205,12 +207,12 @@ impl Supervisor {
     async fn on_watcher_ended(&mut self) {
         let Some(watcher) = &mut self.watcher else { return };
         let left = self.lease.left().until_end();
-        // It exits by itself after the lease has ended.
+        // The watcher exits by itself after the lease has ended.
         if left.is_zero() && self.options.on_lost == OnLost::Kill {
             self.watcher = None;
             return;
         }
-        // Starting the new one must not delay this process beyond the end of the lease.
+        // Starting the new watcher must not delay this process beyond the end of the lease.
         let bound = if self.options.on_lost == OnLost::Kill { left / 2 } else { Duration::MAX };
         let replaced = tokio::time::timeout(bound, watcher.replace()).await;
         if let Err(error) = replaced.unwrap_or_else(|late| Err(late.into())) {
@@ -245,15 +247,15 @@ impl Supervisor {
         }
         terminal.take_foreground();
         stop_own_group();
-        // The kernel does not stop an orphaned process group, because no shell could continue it. Then Ctrl-Z has no effect, as on a
-        // command without `leasehold`. A command that got STOP stays stopped.
+        // The kernel does not stop an orphaned process group, because no shell could continue it. Then Ctrl-Z has no
+        // effect, as on a command without `leasehold`. A command that got STOP stays stopped.
         if self.signals.is_continued_within(CONTINUED_BOUND).await || signal == Signal::TSTP {
             self.resume();
         }
     }
 
     fn resume(&mut self) {
-        // The lease may have ended during the stop: then the command is killed before it is continued.
+        // If the lease has ended during the stop, the command is killed and not continued first.
         if self.options.on_lost == OnLost::Kill && self.lease.left().until_end().is_zero() {
             return;
         }
@@ -269,7 +271,8 @@ impl Supervisor {
         Family { group: self.command.group(), roots: vec![getpid()], except }
     }
 
-    /// Handles the exit of the command. After TERM, the processes that it leaves have until the end of the lease to exit.
+    /// Handles the exit of the command. After TERM, the processes that it leaves have until the end of the lease to
+    /// exit.
     async fn finish(&mut self) {
         if self.termination.has_started() {
             self.command.reap();
@@ -284,15 +287,16 @@ impl Supervisor {
                 tokio::time::sleep(POLL_INTERVAL.min(self.termination.sleep_time(left))).await;
             }
         }
-        // The kernel gives the group's id to no other process until the command is reaped, so no other process can be killed.
+        // The kernel gives the group's id to no other process until the command is reaped, so no other process can be
+        // killed.
         self.watcher = None;
         self.command.reap();
     }
 }
 
-/// The exit of a run whose lease was not lost. If Ctrl-C ended the command, this process and its process group get the signal too,
-/// as they would if the command shared their group: a shell ends a script at Ctrl-C only if the shell itself got the signal
-/// and sees that the command died of it.
+/// The exit of a run whose lease was not lost. If Ctrl-C ended the command, this process and its process group get the
+/// signal too, as they would if the command shared their group: a shell ends a script at Ctrl-C only if the shell
+/// itself got the signal and sees that the command died of it.
 fn exit(outcome: Outcome, had_terminal: bool, interrupt: Option<Signal>) -> Exit {
     let by = INTERRUPTS.iter().copied().find(|signal| outcome == Outcome::Signal(signal.as_raw()));
     match by {
@@ -306,9 +310,9 @@ fn exit(outcome: Outcome, had_terminal: bool, interrupt: Option<Signal>) -> Exit
     }
 }
 
-/// Releases the lock. A release without an answer does not make the run fail, because the command has already exited: the client
-/// retries it for a bounded time. If the lease was lost before, or may have been, another client may have held the lock while the command
-/// ran: then this returns why.
+/// Releases the lock. A release without a reply does not make the run fail, because the command has already exited: the
+/// client retries it for a bounded time. If the lease was lost before, or may have been, another client may have held
+/// the lock while the command ran. Then this returns the reason.
 async fn release(
     lease: HeldLease,
     client: &LockClient,
@@ -341,8 +345,8 @@ async fn release(
         Some(Ok(())) => None,
         Some(Err(_)) => {
             let text = format!(
-                "lock `{name}` may have been lost before leasehold saw the command end: the store no longer has the lease, and \
-                 did not confirm its release"
+                "lock `{name}` may have been lost before leasehold saw the command end: the store no longer has the \
+                 lease, and did not confirm its release"
             );
             Some(Failure::new(Exit::Lost, text))
         }
@@ -371,12 +375,14 @@ async fn ended_by_client(client: &LockClient) -> Result<(), Error> {
 fn not_released(name: &str, error: &Error, left: Duration, output: Output) {
     let (left, error_text) = (format_duration_roughly(left + Duration::from_secs(1)), with_causes(error));
     let text = format!(
-        "lock `{name}` could not be released ({error_text}): it stays held until its lease ends, in {left} at the latest"
+        "lock `{name}` could not be released ({error_text}): it stays held until its lease ends, \
+         in {left} at the latest"
     );
     output.warn(Exit::from(error.kind()).kind(), &text);
 }
 
-/// Waits until the shortest hold is over: a lease that ends with its process would end before. The client renews it meanwhile.
+/// Waits until the end of the shortest hold, because a lease that ends with its process would end too early. The client
+/// renews the lease meanwhile.
 async fn outlast(
     end: Stamp,
     clock: &SystemClock,
@@ -402,8 +408,8 @@ async fn outlast(
     }
 }
 
-/// Resolves when signals have ended the wait for the shortest hold. Without this process, a lease of a session stays for its ttl, so the first
-/// signal only says when the lock will be released.
+/// Resolves when signals have ended the wait for the shortest hold. Without this process, a lease of a session lasts
+/// for its ttl, so after the first signal this only prints when the lock will be released.
 async fn leave(
     signals: &mut Signals,
     name: &str,
@@ -422,7 +428,8 @@ async fn leave(
     output.warn(
         kind(signal),
         &format!(
-            "lock `{name}` is released in {}, as --min-hold says; another signal leaves it held until its lease ends, for up to {lease}",
+            "lock `{name}` is released in {}, as --min-hold says; another signal leaves it held until its lease \
+             ends, for up to {lease}",
             left()
         ),
     );

@@ -7,8 +7,8 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use rustix::process::{Pid, getpgrp};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr, tcsetpgrp};
 
-/// The controlling terminal of a run. The command has its own process group, so this process moves the terminal's foreground to it
-/// and back at the end, as a shell does.
+/// The controlling terminal of a run. The command has its own process group, so this process moves the terminal's
+/// foreground to it and back at the end, as a shell does.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     tty: File,
@@ -24,8 +24,8 @@ impl Terminal {
         let no_ctty = i32::try_from(rustix::fs::OFlags::NOCTTY.bits()).ok()?;
         let tty = OpenOptions::new().read(true).write(true).custom_flags(no_ctty).open("/dev/tty").ok()?;
         let modes = tcgetattr(&tty).ok();
-        // In a pipeline (`leasehold run x -- cmd | less`) the other processes need the foreground too. Then the command gets it only
-        // after it has used the terminal, which stops it with TTIN or TTOU.
+        // In a pipeline (`leasehold run x -- cmd | less`) the other processes need the foreground too. Then the command
+        // gets it only after it has used the terminal, which stops it with TTIN or TTOU.
         let gives_foreground = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
         Some(Self { tty, modes, gives_foreground, given_to: None })
     }

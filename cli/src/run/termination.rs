@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::args::OnLost;
 use crate::run::options::RunOptions;
 
-/// KILL is sent this long before the lease ends: timers have a resolution of a millisecond, and a busy machine wakes this process
-/// late.
+/// KILL is sent this long before the lease ends: timers have a resolution of a millisecond, and a busy machine wakes
+/// this process late.
 const KILL_LEAD: Duration = Duration::from_millis(10);
 
 /// The longest sleep while a lease is held: timers stop while the machine is suspended.
@@ -48,7 +48,7 @@ enum Stage {
     Done,
 }
 
-/// Decides from the rest of the lease. A pure state machine without a clock and without processes.
+/// Decides by the time that is left of the lease. A pure state machine, without a clock and without processes.
 #[derive(Debug)]
 pub(crate) struct Termination {
     stage: Stage,
@@ -63,8 +63,8 @@ pub(crate) struct Termination {
 }
 
 impl Termination {
-    /// Starts with the validity of the grant. A lease that was granted from a server's queue may be valid for less than the grace.
-    /// Until the keeper renews it to its own ttl, a third of that validity is the grace.
+    /// Starts with the validity of the grant. A lease that was granted from a server's queue may be valid for less than
+    /// the grace. Until the keeper renews it to its own ttl, a third of that validity is the grace.
     pub(crate) fn new(options: &RunOptions, granted: Duration) -> Self {
         Self {
             stage: Stage::Running,
@@ -78,8 +78,8 @@ impl Termination {
         }
     }
 
-    /// The step that is due when `left` is left of the lease. Returns each step once. If the lease is renewed after TERM, the command
-    /// has until the new end.
+    /// The step that is due when `left` is left of the lease. Returns each step once. If the lease is renewed after
+    /// TERM, the command has until the new end.
     pub(crate) fn next_action(&mut self, left: TimeLeft) -> Option<Action> {
         if left.validity >= self.whole {
             self.lease_grace = self.grace;
@@ -97,7 +97,7 @@ impl Termination {
         Some(action)
     }
 
-    /// When to call [`due`](Self::due) again.
+    /// How long to sleep before the next call of [`next_action`](Self::next_action).
     pub(crate) fn sleep_time(&self, left: TimeLeft) -> Duration {
         let until = match (self.on_lost, self.stage) {
             (_, Stage::Done) => LONGEST_SLEEP,

@@ -21,7 +21,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Why a run ends before its command starts.
 pub(crate) enum NotStarted {
     Failed(Failure),
-    /// Another client holds the lock, and the user does not want to read that.
+    /// Another client holds the lock, and the user wants no message about that.
     Skipped(Exit),
     /// By a signal.
     Interrupted(Signal),
@@ -116,7 +116,7 @@ async fn show_progress(client: &LockClient, args: &Run, output: Output) -> std::
     }
 }
 
-/// Why the store does not answer, shortened for a narrow terminal.
+/// Why the store does not reply, shortened for a narrow terminal.
 fn reason(error: &Error) -> String {
     let text = with_causes(error);
     let tried = error.lock().zip(error.backend());
@@ -152,8 +152,8 @@ fn shortened(label: &str) -> String {
     }
 }
 
-/// An upper bound for the place of this run in the queue. The store tells how many wait, including later ones. The queue is FIFO, so
-/// each new holder was in front.
+/// An upper bound for the place of this run in the queue. The store shows how many clients wait, including later ones.
+/// The queue is first come, first served, so each new holder was in front.
 #[derive(Debug, Default)]
 struct PlaceBound {
     token: Option<u64>,

@@ -15,10 +15,11 @@ use crate::run::hidden;
 /// How long a watcher may take to start. It usually takes 2 ms, while the client connects.
 const START_BOUND: Duration = Duration::from_secs(10);
 
-/// The least change of the deadline that is sent. A smaller one comes from reading two clocks.
+/// A later deadline is sent if it differs by at least this. A smaller difference comes from reading the clock twice.
 const NOISE: Duration = Duration::from_millis(5);
 
-/// A process that ends the command when this one is killed or stopped, until it is dropped. See [`watcher_process`](super::watcher_process).
+/// A process that ends the command when this one is killed or stopped, until it is dropped. See
+/// [`watcher_process`](super::watcher_process).
 #[derive(Debug)]
 pub(crate) struct Watcher {
     process: Child,
@@ -91,7 +92,7 @@ impl Watcher {
         &self.inherited
     }
 
-    /// Makes it kill the command and all that it started when this process dies.
+    /// Makes it kill the command, and all that the command started, when this process dies.
     pub(crate) fn set_group(&mut self, group: Pid) -> io::Result<()> {
         self.group = Some(group);
         self.order(&format!("group {}\n", group.as_raw_nonzero()))
@@ -125,8 +126,8 @@ impl Watcher {
 }
 
 impl Drop for Watcher {
-    /// Kills it before its pipe closes, which would make it kill the group, and reaps it: the first process of a container may reap
-    /// nothing.
+    /// Kills the watcher before its pipe closes, which would make it kill the group, and reaps it, because the first
+    /// process of a container may reap nothing.
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

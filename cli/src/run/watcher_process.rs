@@ -1,15 +1,15 @@
 //! The watcher: kills the command when the run cannot.
 //!
-//! A run that gets KILL cannot clean up, and a run that is stopped cannot end its command. So `run` starts a copy of this program in
-//! its own session. The copy reads orders from a pipe whose other end only the run has:
+//! A run that gets KILL cannot clean up, and a run that is stopped cannot end its command. So `run` starts a copy of
+//! this program in its own session. The copy reads orders from a pipe whose other end only the run has:
 //!
 //! - `group 1234`: kill the process group 1234, and all that its first process started, when the pipe closes;
 //! - `deadline 987654321`: kill them also when the clock since boot passes that many nanoseconds.
 //!
 //! The run kills the watcher when the command has ended.
 //!
-//! The watcher reads what the run has written even if the run is dead by then. The run sends the group before the command starts, so
-//! the command never runs without a watcher.
+//! The watcher reads what the run has written even if the run is dead by then. The run sends the group before the
+//! command starts, so the command never runs without a watcher.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -27,10 +27,11 @@ use crate::run::signals::block_all;
 /// The longest sleep before a deadline: timers stop while the machine is suspended, the clock does not.
 const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
-/// Runs until it has killed the command. The arguments are child processes of the run that do not belong to the command.
+/// Runs until it has killed the command. The arguments are child processes of the run that do not belong to the
+/// command.
 pub(crate) fn watcher_process(arguments: &[OsString]) -> ExitCode {
     let inherited = arguments.iter().filter_map(|id| Pid::from_raw(id.to_str()?.parse().ok()?)).collect();
-    // The run lives: it waits until this process is ready.
+    // The run is alive, because it waits until this process is ready.
     let orders = Orders { run: getppid(), inherited, ..Orders::default() };
     match begin().and_then(|()| follow(orders)) {
         Ok(()) => Exit::Success.into(),
@@ -79,7 +80,7 @@ fn follow(mut orders: Orders) -> io::Result<()> {
     }
 }
 
-/// The orders so far.
+/// The orders that have arrived so far.
 #[derive(Debug, Default)]
 struct Orders {
     unread: Vec<u8>,
@@ -111,9 +112,9 @@ impl Orders {
         self.deadline.map(|deadline| deadline.left().min(LONGEST_SLEEP))
     }
 
-    /// Waits until the run is no parent any more, which is soon after it has closed its files. Until then the kernel sends HUP and CONT to
-    /// the group of a command that it finds stopped: that would end the first process while its descendants are searched for, and they would
-    /// never be found.
+    /// Waits until the run is not the parent any more, which is soon after it has closed its files. Until then, the
+    /// kernel may find the group of the command stopped, and send it HUP and CONT. That would end the first process
+    /// during the search for its descendants, which then would not be found.
     fn outlive_run(&self) {
         let until = Deadline::after(LONGEST_SLEEP);
         while getppid() == self.run && !until.left().is_zero() {
@@ -123,7 +124,7 @@ impl Orders {
 
     fn kill(&self) {
         let Some(group) = self.group else { return };
-        // A run that is dead is no parent any more: another process may have its id.
+        // A dead run is not the parent any more, and another process may have its id.
         let run = self.run.filter(|_| getppid() == self.run);
         let except = self.inherited.iter().copied().chain([getpid()]).collect();
         Family { group, roots: [group].into_iter().chain(run).collect(), except }.kill();

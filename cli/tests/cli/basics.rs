@@ -102,7 +102,7 @@ fn a_short_job_keeps_the_lock_for_its_shortest_hold(store: &Store) {
     let job = Running::start(store, &["run", "cron", "--min-hold", "2s", "--", "sh", "-c", "echo $$ > id"]);
     let command = id_of(&store.file("id"));
     until("the command has ended", || !is_running(command));
-    // Where the hold ends with its process, the run itself waits.
+    // If the hold ends with its process, the run itself waits.
     let stays = if store.ends_holds_with_processes() {
         Some(job)
     } else {
@@ -112,7 +112,7 @@ fn a_short_job_keeps_the_lock_for_its_shortest_hold(store: &Store) {
         None
     };
     let (code, ..) = outcome(store, &["run", "cron", "--no-wait", "--", "touch", "ran"]);
-    // A machine that paused for so long has shown nothing.
+    // If the machine has paused for that long, the exit code proves nothing.
     assert!(code == 120 || begin.elapsed() > Duration::from_secs(2), "{code}");
     assert_eq!(outcome(store, &["run", "cron", "--", "true"]).0, 0);
     assert!(begin.elapsed() >= Duration::from_millis(1900), "{:?}", begin.elapsed());
@@ -175,7 +175,8 @@ fn a_signal_ends_the_wait_for_the_shortest_hold() {
     assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
 }
 
-/// Where a lease would stay for its whole ttl without its process, the first signal says when the lock is released.
+/// If a lease lasts for its whole ttl without its process, the run prints at the first signal when the lock will be
+/// released.
 #[test]
 fn a_second_signal_leaves_a_lock_within_its_shortest_hold() {
     for store in [Store::etcd(), Store::zk()] {

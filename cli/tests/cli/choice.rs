@@ -111,7 +111,8 @@ fn a_name_may_begin_with_a_dash() {
 fn one_form_takes_every_name_of_a_variable() {
     let store = Store::any();
     for name in ["x", "-x", "--", "--help", "-", "a\nb", "a b", "$(touch ran)"] {
-        let script = r#""$LEASEHOLD" run --name="$n" -- sh -c 'printf %s "$LEASEHOLD_NAME"; "$LEASEHOLD" status --name="$n" --json' &&
+        let script = r#""$LEASEHOLD" run --name="$n" -- sh -c 'printf %s "$LEASEHOLD_NAME"
+            "$LEASEHOLD" status --name="$n" --json' &&
             "$LEASEHOLD" break --name="$n" --yes --json"#;
         let mut shell = Command::new("sh");
         shell.args(["-c", script]).current_dir(store.folder()).env("LEASEHOLD", env!("CARGO_BIN_EXE_leasehold"));

@@ -30,13 +30,14 @@ fn what_has_left_the_group_is_ended_by_a_loss(store: &Store) {
     let ids = scattered(store);
     store.remove_records();
     assert_eq!(run.end().0, 121);
-    until("nobody is_running", || !ids.into_iter().any(is_running));
+    until("no process is running", || !ids.into_iter().any(is_running));
 }
 
 #[test]
 fn timeout_inside_of_a_script_gets_term_and_has_the_grace() {
     let store = Store::any();
-    let script = r#"timeout 600 sh -c 'trap "sleep 0.3; echo tidy > tidied; exit" TERM; echo $$ > id; while :; do sleep 0.02; done'; :"#;
+    let script = r#"timeout 600 sh -c 'trap "sleep 0.3; echo tidy > tidied; exit" TERM; echo $$ > id
+        while :; do sleep 0.02; done'; :"#;
     let run = Running::start(&store, &["run", "x", "--ttl", "9s", "--grace", "2900ms", "--", "sh", "-c", script]);
     let id = id_of(&store.file("id"));
     store.stop_replying();
@@ -60,14 +61,14 @@ fn what_has_left_the_group_is_killed_if_it_ignores_term() {
 
 #[test]
 fn killed_with_9_it_leaves_nothing_below_the_command() {
-    // What goes wrong here does so once in a while.
+    // A mistake here shows only once in a while.
     for round in 0..8 {
         let store = Store::any();
         let mut run = Running::start(&store, &["run", "x", "--", "sh", "-c", SCATTERED]);
         let ids = scattered(&store);
         run.kill();
-        until(&format!("nobody is running, round {round}"), || !ids[..3].iter().copied().any(is_running));
-        // The run had adopted it, and the watcher cannot know whose it was.
+        until(&format!("no process is running, round {round}"), || !ids[..3].iter().copied().any(is_running));
+        // The run had adopted it, and after the death of the run the watcher cannot know whose it was.
         let _ = kill_process(pid(ids[3]), Signal::KILL);
     }
 }
@@ -78,7 +79,7 @@ fn stopped_it_leaves_nothing_past_the_end_of_the_lease() {
     let mut run = Running::start(&store, &["run", "x", "--ttl", "2s", "--", "sh", "-c", SCATTERED]);
     let ids = scattered(&store);
     run.pause();
-    until("nobody is_running", || !ids.into_iter().any(is_running));
+    until("no process is running", || !ids.into_iter().any(is_running));
     run.resume();
     assert_eq!(run.end().0, 121);
 }

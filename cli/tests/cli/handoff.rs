@@ -14,7 +14,7 @@ on_every_store!(
     a_long_grace_does_not_end_a_command_that_came_out_of_a_queue,
 );
 
-/// Far above the time of a handoff, and far below the seconds that one took before it was fixed.
+/// Far above the time of a handoff, and far below the seconds of one that waits for a poll or a renewal.
 pub(crate) const HANDOFF: Duration = Duration::from_millis(500);
 
 /// Starts a run that holds the lock until the test ends it.
@@ -45,7 +45,7 @@ fn with_the_defaults_the_next_run_begins_when_the_last_one_ends(store: &Store) {
         assert_eq!(holder.end(), (0, String::new(), String::new()));
         assert_eq!(next.end(), (0, String::new(), String::new()));
     }
-    // A pause of the machine can delay one of them. What waits for a poll or a renewal is late each time.
+    // A pause of the machine can delay one handoff. A handoff that waits for a poll or a renewal is late each time.
     assert!(gaps.iter().any(|gap| *gap <= HANDOFF), "{gaps:?}");
 }
 

@@ -209,7 +209,8 @@ fn ctrl_z_without_a_shell_does_nothing() {
 #[test]
 fn a_killed_command_leaves_no_modes_to_a_script() {
     let store = Store::any();
-    let script = "leasehold run x -- sh -c 'stty raw -echo; kill -KILL $$'; case $(stty -a) in *-icanon*) echo raw;; *) echo as before;; esac";
+    let script = "leasehold run x -- sh -c 'stty raw -echo; kill -KILL $$'; \
+        case $(stty -a) in *-icanon*) echo raw;; *) echo as before;; esac";
     let terminal = Terminal::of_script(&store, "sh", script);
     terminal.shows("as before");
 }

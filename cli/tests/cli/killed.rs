@@ -20,7 +20,7 @@ on_every_store!(
     killed_while_it_waits_it_leaves_the_lock_to_others,
 );
 
-/// When the command of a killed run is gone: its watcher reads the end of a pipe, and kills it.
+/// How soon the command of a killed run is gone: its watcher reads the end of a pipe, and kills it.
 const GONE_BY: Duration = Duration::from_secs(1);
 
 /// A command with a child process. Both ignore every signal that can be ignored.
@@ -41,10 +41,11 @@ fn killed_with_9_it_is_followed_when_its_lease_ends(store: &Store) {
     if store.ends_leases_with_processes() {
         assert!(took <= HANDOFF + allowance, "{took:?}");
     } else {
-        // What a server rounds up, the lease need not last.
+        // A lease need not last for what its server has rounded up.
         let (since, least) = if store.pushes_losses() { (started, ttl) } else { (seen, left) };
         assert!(since.elapsed() >= least, "followed {:?} early", least - since.elapsed());
-        // A session ends later than its ttl. A renewal of the next place is due within three seconds, and nobody waits for that.
+        // A session ends later than its ttl. The next renewal of the waiter's place is up to three seconds away, and
+        // the takeover does not wait for it.
         assert!(took <= ttl + 4 * HANDOFF + allowance, "{took:?}");
     }
     assert_eq!(next.end(), (0, String::new(), String::new()));
@@ -62,10 +63,10 @@ fn killed_with_9_it_leaves_neither_child_nor_grandchild(store: &Store) {
     let watcher = watcher(run.id());
     let (lag_monitor, killed) = (LagMonitor::start(), Instant::now());
     run.kill();
-    until("nobody of the family is_running", || !family.into_iter().any(is_running));
+    until("no process of the family is running", || !family.into_iter().any(is_running));
     let took = killed.elapsed();
-    // Long before another client can get the lock: the lease lasts at least two thirds of its ttl. A lease that ends with its process
-    // has ended already, and the command is ended some milliseconds later.
+    // Long before another client can get the lock: the lease lasts at least two thirds of its ttl. A lease that ends
+    // with its process has ended already, and the command is ended some milliseconds later.
     let bound = if store.ends_leases_with_processes() { GONE_BY } else { ttl / 2 };
     assert!(took < bound + lag_monitor.allowance_since(killed), "{took:?}");
     until("nor does the watcher", || !is_running(watcher));
@@ -89,11 +90,11 @@ fn a_watcher_that_gets_a_signal_is_replaced(store: &Store, signal: Signal) {
     let second = watcher(run.id());
     assert_ne!(first, second);
     assert!(family.into_iter().all(is_running), "the command noticed nothing");
-    // It takes a moment to start up. If it were killed before that, the run would start another one.
+    // The watcher takes a moment to start up.
     until_within(BOUND, "it has a session of its own", || crate::process::session(second) == second);
     std::thread::sleep(Duration::from_millis(100));
     run.kill();
-    until("nobody of the family is_running", || !family.into_iter().any(is_running));
+    until("no process of the family is running", || !family.into_iter().any(is_running));
 }
 
 fn killed_with_9_it_keeps_the_shortest_hold(store: &Store) {
@@ -112,7 +113,7 @@ fn killed_with_9_it_keeps_the_shortest_hold(store: &Store) {
     // Longer than its ttl.
     std::thread::sleep(Duration::from_secs(4));
     let (code, _, stderr) = outcome(store, &["run", "x", "--no-wait", "--", "true"]);
-    // A machine that paused for so long has shown nothing.
+    // If the machine has paused for that long, the exit code proves nothing.
     assert!(code == 120 || begin.elapsed() > shortest, "{code}: {stderr}");
     assert_eq!(outcome(store, &["run", "x", "--wait", "30s", "--", "true"]).0, 0);
     assert!(begin.elapsed() >= shortest, "{:?}", begin.elapsed());
@@ -128,7 +129,7 @@ fn killed_while_it_waits_it_leaves_the_lock_to_others(store: &Store) {
     waiter.kill();
     gate.open();
     assert_eq!(holder.end().0, 0);
-    // If it had a place, that ends by its ttl.
+    // If it had a place, the place ends by its ttl.
     assert_eq!(outcome(store, &["run", "x", "--wait", "30s", "--", "true"]).0, 0);
     assert!(!store.file("ran").exists());
 }

@@ -19,7 +19,8 @@ on_every_store!(
 );
 
 /// Creates a file when it gets TERM, without starting another program, and does not exit.
-const STUBBORN: &str = r#"trap ": >> got-term" TERM; sh -c 'trap "" TERM; echo $$ > grandchild; while :; do sleep 0.05; done' &
+const STUBBORN: &str = r#"trap ": >> got-term" TERM; sh -c 'trap "" TERM; echo $$ > grandchild
+    while :; do sleep 0.05; done' &
     echo $$ > child; while :; do sleep 0.05; done"#;
 
 /// Long enough that no lease is lost if a busy machine pauses for some seconds.
@@ -33,15 +34,16 @@ fn with_the_defaults_a_removed_record_ends_the_command(store: &Store) {
     killed_when_removed(store, &[], Duration::from_secs(30));
 }
 
-/// Removes the record under a stubborn command, with these options and what they mean.
+/// Removes the record while a stubborn command runs with these options, which mean this ttl.
 fn killed_when_removed(store: &Store, options: &[&str], ttl: Duration) {
     let run = Running::start(store, &[&["run", "x"], options, &["--", "sh", "-c", STUBBORN]].concat());
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     let (lag_monitor, begin) = (LagMonitor::start(), Instant::now());
     store.remove_records();
-    until("nobody of the family is_running", || !family.into_iter().any(is_running));
+    until("no process of the family is running", || !family.into_iter().any(is_running));
     let took = begin.elapsed();
-    // The next renewal reports the loss, at most a third of the ttl later, or the one after it if that was already sent.
+    // The next renewal reports the loss, at most a third of the ttl later, or the one after it if that was already
+    // sent.
     assert!(took < ttl * 2 / 3 + lag_monitor.allowance(), "{took:?}");
     assert!(!store.file("got-term").exists(), "there is no time to ask");
     let (code, _, stderr) = run.end();
@@ -62,7 +64,8 @@ fn with_the_defaults_a_store_that_does_not_reply_ends_the_command_in_time(store:
     term_and_kill(store, &[], Duration::from_secs(30), Duration::from_secs(5));
 }
 
-/// Runs a stubborn command in front of a store that falls silent, with these options and what they mean: what it says.
+/// Runs a stubborn command with these options, which mean this ttl and grace, on a store that falls silent. Returns its
+/// standard error.
 fn term_and_kill(store: &Store, options: &[&str], ttl: Duration, grace: Duration) -> String {
     let lag_monitor = LagMonitor::start();
     let run = Running::start(store, &[&["run", "x"], options, &["--", "sh", "-c", STUBBORN]].concat());
@@ -70,11 +73,11 @@ fn term_and_kill(store: &Store, options: &[&str], ttl: Duration, grace: Duration
     let (outage, outage_at) = (Instant::now(), SystemTime::now());
     store.stop_replying();
     let began = outage.elapsed();
-    until("nobody of the family is_running", || !family.into_iter().any(is_running));
+    until("no process of the family is running", || !family.into_iter().any(is_running));
     let took = outage.elapsed();
     store.reply_again();
-    // Validity counts from before the last renewal was sent, minus a tenth. A renewal may have been sent until the store stopped
-    // answering, which waits for writers.
+    // Validity counts from before the last renewal was sent, minus a tenth. A renewal may have been sent until the
+    // store stopped answering, which waits for writers.
     assert!(
         took <= began + ttl * 9 / 10 + lag_monitor.allowance(),
         "killed after the lease: {took:?}, after an outage that began within {began:?}"
@@ -94,7 +97,8 @@ fn term_and_kill(store: &Store, options: &[&str], ttl: Duration, grace: Duration
 
 fn a_command_that_ends_on_term_is_not_killed(store: &Store) {
     // The shell exits at once, and its child process takes a moment to clean up.
-    let script = r#"sh -c 'trap "sleep 0.2; echo tidy > tidied; exit" TERM; echo $$ > child; while :; do sleep 0.02; done' & wait"#;
+    let script = r#"sh -c 'trap "sleep 0.2; echo tidy > tidied; exit" TERM; echo $$ > child
+        while :; do sleep 0.02; done' & wait"#;
     let run = Running::start(store, &["run", "x", "--ttl", "9s", "--grace", "2900ms", "--", "sh", "-c", script]);
     let child = id_of(&store.file("child"));
     store.stop_replying();
@@ -144,7 +148,7 @@ fn the_longest_hold_ends_the_command(store: &Store) {
     let run = Running::start(store, &args);
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     let (lag_monitor, began) = (LagMonitor::start(), Instant::now());
-    until("nobody of the family is_running", || !family.into_iter().any(is_running));
+    until("no process of the family is running", || !family.into_iter().any(is_running));
     // The last lease ends with the hold, and its validity is a tenth shorter.
     assert!(begin.elapsed() >= Duration::from_millis(3500), "{:?}", begin.elapsed());
     assert!(began.elapsed() <= Duration::from_secs(4) + lag_monitor.allowance(), "{:?}", began.elapsed());

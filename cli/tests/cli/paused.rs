@@ -16,7 +16,8 @@ on_every_store!(
 const TTL: Duration = Duration::from_secs(6);
 
 fn while_the_run_is_stopped_the_command_does_not_outlive_the_lease(store: &Store) {
-    let script = r#"trap "" TERM; sh -c 'trap "" TERM; echo $$ > grandchild; while :; do sleep 0.05; done' & echo $$ > child; wait"#;
+    let script = r#"trap "" TERM; sh -c 'trap "" TERM; echo $$ > grandchild; while :; do sleep 0.05; done' &
+        echo $$ > child; wait"#;
     let mut run = Running::start(store, &["run", "x", "--ttl", "6s", "--", "sh", "-c", script]);
     let family = [id_of(&store.file("child")), id_of(&store.file("grandchild"))];
     // After the first renewals, whose deadlines the watcher has to know, and between two of them.
@@ -25,7 +26,7 @@ fn while_the_run_is_stopped_the_command_does_not_outlive_the_lease(store: &Store
     let lag_monitor = LagMonitor::start();
     run.pause();
     let paused = Instant::now();
-    until("nobody of the family is_running, while the run is stopped", || !family.into_iter().any(is_running));
+    until("no process of the family is running, while the run is stopped", || !family.into_iter().any(is_running));
     let took = paused.elapsed();
     assert!(took <= TTL * 9 / 10 + lag_monitor.allowance(), "the lease ended before: {took:?}");
     assert_eq!(outcome(store, &["run", "x", "--", "true"]).0, 0, "another holds it then");

@@ -12,11 +12,11 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::store::Store;
 
-/// The bound for every wait: only a hang takes longer, also on a busy machine.
+/// The bound for every wait: even on a busy machine, only a hang takes longer.
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
 
-/// With this option `env` runs a program that ignores no signal. These tests may run in the background of a shell, which ignores
-/// some.
+/// With this option `env` runs a program that ignores no signal. These tests may run in the background of a shell,
+/// which ignores some.
 pub(crate) const NO_SIGNAL_IGNORED: &str = "--default-signal";
 
 /// `leasehold` with a store and arguments.
@@ -194,7 +194,7 @@ pub(crate) fn children(id: u32, name: &str) -> Vec<u32> {
     all_children(id).into_iter().filter(has_name).collect()
 }
 
-/// All its child processes, also those that are zombies.
+/// All its child processes, including zombies.
 pub(crate) fn all_children(id: u32) -> Vec<u32> {
     let all = std::fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     all.filter(|&child| field(child, 1) == Some(id.to_string())).collect()

@@ -103,7 +103,8 @@ impl<'a> FileReader<'a> {
         described.collect::<Result<_, _>>().unwrap()
     }
 
-    /// Checks that `status` and `ls` show this, that `run` is refused, and that no file is created in a folder with these permissions.
+    /// Checks that `status` and `ls` show this, that `run` is refused, and that no file is created in a folder with
+    /// these permissions.
     #[track_caller]
     fn sees(&self, held: bool, what: &str, folder: u32) {
         for (path, ..) in self.files() {
@@ -168,8 +169,8 @@ fn a_user_who_can_only_read_the_file_sees_the_holder() {
     set_permissions(store.folder(), Permissions::from_mode(0o755)).unwrap();
 }
 
-/// SQLite deletes the `-shm` before the `-wal` when the last connection is closed. A user without write permission cannot read a
-/// `-wal` alone.
+/// SQLite deletes the `-shm` before the `-wal` when the last connection is closed. A user without write permission
+/// cannot read a `-wal` alone.
 #[test]
 fn a_command_does_not_exit_while_it_closes_the_file() {
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The command has exited, and the store does not answer the release, or does not have the lease any more.
+//! The command has exited, and the store does not reply to the release, or does not have the lease any more.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ on_every_store!(
     with_warn_a_broken_lease_is_a_warning,
 );
 
-/// A run whose command has exited while the store does not answer.
+/// A run whose command has exited while the store does not reply.
 fn ended_without_replies(store: &Store) -> Running {
     let gate = store.gate();
     let run = Running::start(store, &["run", "x", "--", "sh", "-c", "echo $$ > id; read line < gate; exit 4"]);
@@ -34,7 +34,8 @@ fn a_failed_release_is_retried(store: &Store) {
     store.reply_again();
     let (code, stdout, stderr) = run.end();
     if store.forgets_free_locks() && code == 121 {
-        // The first attempt has arrived after all, and nothing at the store tells it from the end of the lease before.
+        // The first attempt has arrived after all, and the store does not show whether it ended the lease or the lease
+        // ended before it.
         assert!(stderr.contains("lock `x` may have been lost"), "{stderr}");
     } else {
         assert_eq!((code, stdout, stderr), (4, String::new(), String::new()));
@@ -87,13 +88,13 @@ fn a_lease_that_was_broken_is_no_success(store: &Store) {
     let (code, _, stderr) = run.end();
     assert_eq!((code, stderr.lines().count()), (121, 1), "{stderr}");
     let is_told = stderr.contains("lock `x` was lost before leasehold saw the command end");
-    // Some stores report it at once, and one that is kept by a connection when that is used.
+    // Some stores report the loss at once, and a lease with a connection of its own is found lost when that is used.
     let was_told = stderr.contains("lock `x` is lost: the store no longer has this lease");
     assert!(is_told || was_told && store.ends_holds_with_processes(), "{stderr}");
 }
 
-/// The path of the run is cut from before the break until after the command's end, so the first release has no reply, and the next one
-/// finds no lease.
+/// The run is cut off from before the break until after the end of its command, so the first release has no reply, and
+/// the next one finds no lease.
 fn a_lease_that_was_broken_during_an_outage_is_no_success(store: &Store) {
     let Some((url, proxy)) = store.proxy() else { return };
     let gate = store.gate();

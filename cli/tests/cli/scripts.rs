@@ -15,7 +15,7 @@ fn a_conflict_ends_with_the_code_of_the_option(store: &Store) {
         assert_eq!(code, 7, "{stderr}");
         assert!(stderr.contains(r#""kind":"held""#) && stderr.ends_with(r#""exit_code":7}"#), "{stderr}");
     }
-    // What is expected is not said: cron mails everything that a job prints.
+    // An expected conflict prints nothing: cron mails everything that a job prints.
     for (options, code) in [
         (&["-n", "-E", "0"][..], 0),
         (&["-n", "--quiet"], 120),

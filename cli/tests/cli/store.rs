@@ -64,7 +64,7 @@ impl Store {
         Self::sqlite()
     }
 
-    /// An etcd whose user has only the permissions of clients.
+    /// An etcd server whose user has only the permissions of clients.
     #[cfg(feature = "etcd")]
     pub(crate) fn etcd() -> Self {
         let server = EtcdSettings::new().start().unwrap();
@@ -111,7 +111,7 @@ impl Store {
         Self { url, folder, kind: Kind::Sqlite(RefCell::default()) }
     }
 
-    /// A ZooKeeper whose user has only the permissions of clients.
+    /// A ZooKeeper server whose user has only the permissions of clients.
     #[cfg(feature = "zk")]
     pub(crate) fn zk() -> Self {
         let server = ZooKeeperSettings::new().start().unwrap();
@@ -167,7 +167,7 @@ impl Store {
         self.has_sessions()
     }
 
-    /// Whether the store reports at once that a lease was ended behind its holder's back.
+    /// Whether the store reports at once that an operator has ended a lease.
     pub(crate) fn pushes_losses(&self) -> bool {
         self.has_sessions()
     }
@@ -245,7 +245,7 @@ impl Store {
         }
     }
 
-    /// Runs statements as the administrator of a MySQL.
+    /// Runs statements as the administrator of a MySQL server.
     pub(crate) fn administer(&self, statements: &str) {
         let Kind::MySql(server, _) = &self.kind else { panic!("only a MySQL runs these statements") };
         server.borrow().query(statements).unwrap();
@@ -331,7 +331,7 @@ impl Store {
         self.url.replace("redis://", "redis://ann:secret@")
     }
 
-    /// Makes the store stop answering, or at least stop answering writes.
+    /// Makes the store stop replying, or at least stop replying to writes.
     pub(crate) fn stop_replying(&self) {
         match &self.kind {
             #[cfg(feature = "etcd")]
@@ -349,7 +349,7 @@ impl Store {
         }
     }
 
-    /// Makes the store answer again.
+    /// Makes the store reply again.
     pub(crate) fn reply_again(&self) {
         match &self.kind {
             #[cfg(feature = "etcd")]

@@ -30,7 +30,7 @@ fn a_wait_includes_reaching_the_store(store: &Store) {
     let back = Instant::now();
     assert_eq!(run.end(), (0, String::new(), String::new()));
     let took = back.elapsed();
-    // A pause between two attempts, and an attempt that began while the store did not answer.
+    // A pause between two attempts, and an attempt that began while the store did not reply.
     assert!(took <= Duration::from_secs(4) + lag_monitor.allowance(), "{took:?}");
 }
 
@@ -80,7 +80,7 @@ fn a_terminal_shows_that_the_store_does_not_reply(store: &Store) {
 }
 
 /// Each run starts three processes, and all runs connect to the store at once. Two cores are busy with them for some
-/// seconds. With six times as many beside other work, replies took longer than a run waits for that of its release.
+/// seconds. With six times as many runs beside other work, a reply to a release took longer than a run waits for it.
 fn many_runs_that_start_at_once_all_get_the_lock(store: &Store) {
     const RUNS: usize = 100;
     let wait = format!("{}s", 2 * BOUND.as_secs());
@@ -108,7 +108,7 @@ fn a_wait_includes_the_start_of_the_server() {
     assert!(store.file("ran").exists());
 }
 
-/// What listens there accepts connections and says nothing.
+/// The server accepts connections and sends nothing.
 #[test]
 fn each_question_to_a_silent_server_has_one_bound() {
     let (store, silent) = (Store::any(), std::net::TcpListener::bind("127.0.0.1:0").unwrap());

@@ -14,7 +14,7 @@ const ROLE: &str = "LEASEHOLD_TEST_REAPS_NOTHING";
 #[test]
 fn no_way_out_leaves_a_zombie() {
     if std::env::var_os(ROLE).is_none() {
-        // A process of its own: the other tests of this one have processes that may become its children.
+        // In a process of its own, because the processes of other tests could become children of this one.
         let mut role = Command::new(std::env::current_exe().unwrap());
         role.args(["--exact", "zombies::no_way_out_leaves_a_zombie", "--nocapture"]).env(ROLE, "1");
         let result = output(&mut role);
