@@ -17,7 +17,8 @@ pub fn certificates(folder: &Path) -> io::Result<()> {
     signed(folder, "own", "localhost", "subjectAltName=DNS:localhost\n")
 }
 
-/// Creates `{user}.pem` and `{user}.key`, a certificate of the authority of [`certificates`] for a client with this name.
+/// Creates `{user}.pem` and `{user}.key`, a certificate of the authority of [`certificates`] for a client with this
+/// name.
 ///
 /// # Errors
 /// The same.

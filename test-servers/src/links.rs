@@ -20,7 +20,8 @@ struct Link {
 }
 
 impl Links {
-    /// Adds a link. Returns the address to which the server `from` connects instead of `port`, a port of `to`.
+    /// Adds a link. Returns the address that the server `from` connects to instead of `port`, a port of the server
+    /// `to`.
     ///
     /// # Errors
     /// Those of [`FaultProxy::start`].
@@ -45,7 +46,7 @@ impl Links {
         Ok(addr)
     }
 
-    /// No byte passes between this server and the others any more, in both directions and without an end of a connection.
+    /// No byte passes between this server and the others any more, in both directions. The connections stay open.
     pub(crate) fn cut(&self, server: usize) {
         self.apply(Fault::DropTraffic, |link| link.from == server || link.to == server);
     }
@@ -55,7 +56,7 @@ impl Links {
         self.apply(Fault::DropTraffic, |link| [(one, other), (other, one)].contains(&(link.from, link.to)));
     }
 
-    /// What the others send this server on the connections that it opens arrives later.
+    /// Delays what the others send this server on the connections that it has opened.
     pub(crate) fn delay(&self, server: usize, delay: Duration) {
         let fault = Fault::Delay { requests: Duration::ZERO, replies: delay };
         self.apply(fault, |link| link.from == server);
@@ -114,7 +115,7 @@ mod tests {
         addr
     }
 
-    /// Who replies to a byte that is sent to this address.
+    /// The server that replies to a byte sent to this address.
     fn reply(addr: SocketAddr) -> Option<u8> {
         let mut stream = TcpStream::connect(addr).ok()?;
         stream.set_read_timeout(Some(PASSES)).unwrap();

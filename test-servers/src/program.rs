@@ -35,8 +35,8 @@ impl Program {
         };
         found.filter(|program| program.is_file()).ok_or_else(|| {
             let text = format!(
-                "{name} was not found: install it (`apt-get install {package}`, or `cargo xtask test --install`), or name one in \
-                 {variable}"
+                "{name} was not found: install it (`apt-get install {package}`, or `cargo xtask test --install`), or \
+                 name one in {variable}"
             );
             io::Error::new(io::ErrorKind::NotFound, text)
         })

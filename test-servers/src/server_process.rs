@@ -1,4 +1,4 @@
-//! What all servers have in common: a process on a port of its own, in a temporary folder.
+//! The common part of all servers: a process on a port of its own, in a temporary folder.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// How long a server may take until its first reply. Most take less than a second.
 const START_BOUND: Duration = Duration::from_secs(60);
 
-/// How long a step of the clock may take to show in replies. It usually shows in the next one.
+/// How long it may take until replies show a step of the clock. The next reply usually does.
 const STEP_BOUND: Duration = Duration::from_secs(20);
 
 /// The process of a server. It is killed when this is dropped, and when the test's process dies.
@@ -183,7 +183,7 @@ impl ServerProcess {
         // Without the traces of Java.
         let lines: Vec<&str> = log.lines().filter(|line| !line.starts_with("\tat ")).collect();
         let end = lines[lines.len().saturating_sub(10)..].join("\n");
-        // Go's libraries write it in lower case.
+        // Go's libraries write this in lower case.
         let is_taken = end.to_lowercase().contains("address already in use");
         let kind = if is_taken { io::ErrorKind::AddrInUse } else { io::ErrorKind::Other };
         Err(io::Error::new(kind, format!("{} does not start ({how}); the end of its log:\n{end}", self.name)))

@@ -17,12 +17,12 @@ pub(crate) struct Socket {
 pub(crate) fn sockets_of(id: u32) -> io::Result<Vec<Socket>> {
     let mut own = HashSet::new();
     for entry in std::fs::read_dir(format!("/proc/{id}/fd"))? {
-        // `socket:[number]`. The process may close it meanwhile.
+        // `socket:[number]`. The process may have closed it since.
         if let Ok(target) = std::fs::read_link(entry?.path()) {
             own.extend(number_of(&target.to_string_lossy()).map(str::to_owned));
         }
     }
-    // A program may use sockets of IPv6 for addresses of IPv4.
+    // A program may use IPv6 sockets for IPv4 addresses.
     let tables = ["tcp", "tcp6"].map(|table| std::fs::read_to_string(format!("/proc/{id}/net/{table}")));
     let table = tables.into_iter().filter_map(Result::ok).collect::<String>();
     Ok(table.lines().filter_map(|line| established(line, &own)).collect())

@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use super::side::{EtcdSide, number};
 
-/// The size of a value with which the server is filled. A request has at most 1.5 MB.
+/// The size of the values that fill a server. A request has at most 1.5 MB.
 const FILL: usize = 1 << 20;
 
-/// The most values with which a server is filled.
+/// The largest number of values that fill a server.
 const MOST_FILLS: usize = 20;
 
-/// The state of a member, as it sees it.
+/// The state of a member, as the member itself sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct EtcdStatus {
@@ -28,7 +28,7 @@ pub struct EtcdStatus {
     /// The size of the file of its data, in bytes.
     #[serde(rename = "dbSize", deserialize_with = "number")]
     pub size: u64,
-    /// The bytes of that file that are used.
+    /// The used bytes of that file.
     #[serde(rename = "dbSizeInUse", deserialize_with = "number")]
     pub used: u64,
     header: StatusHeader,
@@ -54,7 +54,7 @@ impl EtcdStatus {
         self.header.revision
     }
 
-    /// Whether it takes itself for the leader.
+    /// Whether the member believes that it is the leader.
     pub fn leads(&self) -> bool {
         self.leader == self.header.member_id && self.leader != 0
     }
@@ -122,8 +122,8 @@ impl EtcdSide {
         Ok(self.alarm(&json!({ "action": "GET" }))?.alarms)
     }
 
-    /// Raises the alarm of a full server without filling it. It then refuses writes of keys, leases and transactions, and accepts
-    /// deletes.
+    /// Raises the alarm of a full server without filling it. It then refuses writes of keys, leases and transactions,
+    /// and accepts deletes.
     ///
     /// # Errors
     /// The same.

@@ -156,7 +156,8 @@ impl EtcdCluster {
         self.links.heal();
     }
 
-    /// Starts a member again with its data. It serves clients as soon as there is a leader, which this does not wait for.
+    /// Starts a member again with its data. It serves clients as soon as there is a leader, which this does not wait
+    /// for.
     ///
     /// # Errors
     /// If it still runs or does not start.
@@ -191,8 +192,9 @@ impl EtcdCluster {
 
     /// Starts all members and waits until they serve clients.
     fn run(&mut self) -> io::Result<()> {
-        // A new member requests from the others whether it has been in the cluster before. It waits a second for each that accepts a
-        // connection and does not reply, and a member does not reply while it waits itself.
+        // A new member asks the others whether it has been in the cluster before. It waits a second for each member
+        // that accepts a connection and does not reply, and no member replies while it waits itself. So connections are
+        // refused.
         self.links.refuse();
         self.members.iter_mut().try_for_each(EtcdServer::spawn)?;
         for (index, member) in self.members.iter_mut().enumerate() {
@@ -218,7 +220,7 @@ impl EtcdCluster {
 
 /// The member that leads a majority.
 fn leader_of(statuses: &[(usize, EtcdStatus)]) -> Option<usize> {
-    // A member that was cut off may still take itself for the leader.
+    // A member that was cut off may still believe that it is the leader.
     let newest = statuses.iter().map(|(_, status)| status.term).max()?;
     let newest = || statuses.iter().filter(|(_, status)| status.term == newest);
     let (index, leader) = newest().find(|(_, status)| status.leads())?;
@@ -228,8 +230,9 @@ fn leader_of(statuses: &[(usize, EtcdStatus)]) -> Option<usize> {
 
 /// Relays connections from a socket to the proxy of a link.
 ///
-/// All members know a member by the same URL, so TCP alone cannot say which of them connects. A URL such as `unix://member1:1` names a
-/// file in the folder in which the connecting member runs. So each member has files of its own.
+/// All members know a member by the same URL, so TCP alone does not show which of them connects. A URL such as
+/// `unix://member1:1` names a file in the folder in which the connecting member runs. So each member has files of its
+/// own.
 fn relay(file: &Path, proxy: SocketAddr) -> io::Result<Relay> {
     let listener = StdListener::bind(file)?;
     listener.set_nonblocking(true)?;

@@ -69,7 +69,7 @@ impl EtcdKeys {
         Self::Prefix(prefix.as_ref().to_vec())
     }
 
-    /// As a request names them.
+    /// The fields by which a request names them.
     pub(super) fn named(&self) -> Value {
         match self {
             Self::One(key) => json!({ "key": encoded(key) }),
@@ -81,7 +81,7 @@ impl EtcdKeys {
     }
 }
 
-/// The first key after all keys with this prefix.
+/// The first key after the keys with this prefix.
 fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -90,7 +90,7 @@ fn end_of(prefix: &[u8]) -> Vec<u8> {
             return end;
         }
     }
-    // The end of all keys.
+    // This means the end of all keys.
     vec![0]
 }
 
@@ -115,7 +115,7 @@ impl fmt::Debug for EtcdLease {
     }
 }
 
-/// The part of a reply that many have.
+/// The part that many replies share.
 #[derive(Deserialize)]
 #[serde(default)]
 #[derive(Default)]

@@ -1,4 +1,4 @@
-//! A real etcd for one test.
+//! A real etcd server for one test.
 
 use std::ffi::OsStr;
 use std::hash::{BuildHasher, RandomState};
@@ -23,8 +23,8 @@ const PROGRAM: Program = Program { name: "etcd", package: "etcd-server", variabl
 /// The intervals of a single member, in milliseconds: it elects itself at once.
 const ALONE: [&str; 2] = ["--heartbeat-interval=10", "--election-timeout=100"];
 
-/// The intervals of one of several members. With shorter ones, a busy machine of two cores makes a leader lose its place every minute.
-/// A lease is still granted for one second.
+/// The intervals of one of several members. With shorter ones, a busy machine of two cores makes a leader lose its
+/// place every minute. A lease is still granted for one second.
 const IN_A_CLUSTER: [&str; 2] = ["--heartbeat-interval=50", "--election-timeout=500"];
 
 /// A small server that starts fast.
@@ -36,13 +36,13 @@ const OPTIONS: &[&str] = &[
     "--log-level=warn",
 ];
 
-/// How long a server may take to create the next file of its log. It takes some milliseconds.
+/// How long a server may take to create the next file of its log. It usually takes some milliseconds.
 const NEXT_FILE_BOUND: Duration = Duration::from_secs(2);
 
-/// More than a server writes to its log in the microseconds in which [`free_memory`] reads its end.
+/// More than a server writes to its log while [`free_memory`] reads where it ends.
 const WRITTEN_MEANWHILE: u64 = 1 << 20;
 
-/// How an etcd uses TLS for its clients.
+/// How an etcd server uses TLS for its clients.
 #[derive(Clone, Debug)]
 pub struct EtcdTls {
     /// The folder of [`certificates`](crate::certificates).
@@ -53,8 +53,8 @@ pub struct EtcdTls {
 
 /// How an [`EtcdServer`] is set up.
 ///
-/// No setting makes its clock steppable: a program in Go does not read the clock by functions of the C library, which a preloaded
-/// library could replace. Its leases count by the monotonic clock, which no operator can step.
+/// No setting makes its clock steppable: a program in Go does not read the clock through the C library, whose functions
+/// a preloaded library could replace. Its leases count by the monotonic clock, which no operator can step.
 #[derive(Clone, Debug, Default)]
 pub struct EtcdSettings {
     tls: Option<EtcdTls>,
@@ -74,8 +74,8 @@ impl EtcdSettings {
         self
     }
 
-    /// An option of the server: `quota-backend-bytes=4000000`. It replaces that of the starter, such as `heartbeat-interval=10` and
-    /// `election-timeout=100` for a cluster that must replace its leader fast.
+    /// An option of the server: `quota-backend-bytes=4000000`. It replaces that of the starter, such as
+    /// `heartbeat-interval=10` and `election-timeout=100` for a cluster that must replace its leader fast.
     #[must_use]
     pub fn option(mut self, option: impl Into<String>) -> Self {
         self.options.push(option.into());
@@ -99,7 +99,8 @@ impl EtcdSettings {
     }
 }
 
-/// An etcd on loopback ports of its own, in a temporary folder. It is killed when this is dropped, and when the test's process dies.
+/// An etcd server on loopback ports of its own, in a temporary folder. It is killed when this is dropped, and when the
+/// test's process dies.
 #[derive(Debug)]
 pub struct EtcdServer {
     settings: EtcdSettings,
@@ -146,7 +147,8 @@ pub(super) fn socket_of(index: usize) -> String {
     format!("member{index}:1")
 }
 
-// Also stops, kills, pauses and resumes it. An orderly stop takes seconds while clients have streams open, which it goes on to serve.
+// `ServerProcess` also stops, kills, pauses and resumes it. An orderly stop takes seconds while clients have streams
+// open, because the server continues serving them.
 impl Deref for EtcdServer {
     type Target = ServerProcess;
 
@@ -203,7 +205,7 @@ impl EtcdServer {
         let id = self.id().ok_or_else(|| io::Error::other("this etcd does not run"))?;
         let sockets = sockets_of(id)?;
         let accepted = sockets.iter().filter(|socket| socket.local == self.port()).count();
-        // Its JSON gateway connects to its own listeners.
+        // The JSON gateway connects to the server's own listeners.
         let own = sockets.iter().filter(|socket| socket.remote == self.port()).count();
         Ok(accepted.saturating_sub(own) as u64)
     }
@@ -308,19 +310,19 @@ fn is_setting(variable: &OsStr) -> bool {
     variable.to_string_lossy().starts_with("ETCD_")
 }
 
-/// Frees the memory of the log of writes of a server that has just been started. The server allocates 128 MB of zeros for it, which
-/// are in memory with the temporary folder. The size and the content of the files stay.
+/// Frees the memory of the log of writes of a server that has just been started. The server allocates 128 MB of zeros
+/// for it. These are in memory, because the temporary folder is. The size and the content of the files stay.
 #[cfg(target_os = "linux")]
 fn free_memory(log: &Path) -> io::Result<()> {
     use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
-    // The server creates the file that it uses next beside its start.
+    // While it starts, the server creates the file that it will use next.
     let (until, mut is_complete) = (Instant::now() + NEXT_FILE_BOUND, false);
     while !is_complete && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
         for entry in std::fs::read_dir(log)? {
             let path = entry?.path();
-            // The server may rename it in this moment.
+            // The server may be renaming it.
             let Ok(file) = std::fs::File::options().read(true).write(true).open(&path) else { continue };
             let length = file.metadata()?.len();
             let is_next = path.extension().is_some_and(|extension| extension == "tmp");

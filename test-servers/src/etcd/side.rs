@@ -17,13 +17,14 @@ use serde_json::{Value, json};
 /// How long the server may take to reply to the test, in seconds.
 const REPLY_BOUND: u64 = 5;
 
-/// How long a call logs in again and again.
+/// How long a call repeats its log-in.
 const USERS_BOUND: Duration = Duration::from_secs(2);
 
-/// Calls of the test beside the library under test, over the JSON gateway of one member. Each blocks for at most five seconds.
+/// Calls of the test beside the library under test, over the JSON gateway of one member. Each blocks for at most five
+/// seconds.
 ///
-/// They go to a listener of their own, in plain text. So they do not need the client crate of the library, and clients can be counted
-/// without them. An error with [`io::ErrorKind::Other`] is the server's.
+/// They go to a listener of their own, in plain text. So they do not need the client crate of the library, and clients
+/// can be counted without them. An error with [`io::ErrorKind::Other`] is the server's.
 pub struct EtcdSide {
     addr: SocketAddr,
     password: RootPassword,
@@ -66,8 +67,8 @@ struct ErrorReply {
 }
 
 impl ErrorReply {
-    /// Whether the call has to log in again: a token ends when it is not used for minutes, and a change of users ends requests that
-    /// are under way.
+    /// Whether the call must log in again: a token expires after some minutes without use, and a change of users ends
+    /// the requests in flight.
     fn is_about_users(&self) -> bool {
         ["invalid auth token", "revision of auth store is old"].iter().any(|text| self.error.contains(text))
     }
@@ -126,7 +127,7 @@ impl EtcdSide {
         Ok(String::from_utf8_lossy(reply.as_bytes()).into_owned())
     }
 
-    /// Whether it takes itself for healthy: there is a leader, and no alarm is active.
+    /// Whether the server reports that it is healthy: there is a leader, and no alarm is active.
     ///
     /// # Errors
     /// If it does not reply.
@@ -137,7 +138,7 @@ impl EtcdSide {
 
     /// Whether the member of this name replies.
     pub(super) fn replies_as(&self, name: &str) -> io::Result<bool> {
-        // Without a user: no user can log in at a member without a leader.
+        // Sent without a user, because no user can log in at a member without a leader.
         let list = self.call_once("cluster/member/list", "MemberList", &json!({}))?;
         let list = list.map_err(|error| io::Error::other(error.error))?;
         let own = &list["header"]["member_id"];
@@ -153,11 +154,11 @@ impl EtcdSide {
             return Ok(false);
         }
         let read = self.call_once("kv/range", "Range", &json!({ "key": encoded([0]), "count_only": true }))?;
-        // The test need not have logged in for that.
+        // This reply shows it even if the test has not logged in.
         Ok(read.map_or_else(|error| error.error.contains("user name is empty"), |_| true))
     }
 
-    /// Logs in as root, if users have to log in and the test has not.
+    /// Logs in as root, if users must log in and the test has not done so.
     fn log_in(&self) -> io::Result<Result<(), ErrorReply>> {
         let Some(password) = self.password.get().filter(|_| lock(&self.token).is_none()) else { return Ok(Ok(())) };
         let body = json!({ "name": "root", "password": password });
@@ -165,7 +166,7 @@ impl EtcdSide {
         Ok(reply.map(|reply| *lock(&self.token) = reply["token"].as_str().map(str::to_owned)))
     }
 
-    /// Users have to log in from now on.
+    /// From now on, users must log in.
     pub(super) fn log_in_as_root(&self, password: String) {
         self.password.set(Some(password));
     }
@@ -187,7 +188,7 @@ fn io_error(error: minreq::Error) -> io::Error {
     }
 }
 
-/// Bytes as the gateway wants them.
+/// Encodes bytes for the gateway.
 pub(super) fn encoded(bytes: impl AsRef<[u8]>) -> String {
     STANDARD.encode(bytes)
 }

@@ -49,14 +49,16 @@ impl EtcdStatistics {
         Self { samples: lines.filter_map(Sample::read).collect(), own_calls }
     }
 
-    /// A number of the page `/metrics`, such as `etcd_server_leader_changes_seen_total`; the sum if it has several labels.
+    /// A number of the page `/metrics`, such as `etcd_server_leader_changes_seen_total`; the sum if it has several
+    /// labels.
     pub fn number(&self, name: &str) -> f64 {
         self.samples.iter().filter(|sample| sample.name == name).map(|sample| sample.value).sum()
     }
 
-    /// The number of requests of clients that it has served, by method of gRPC: `Txn`, `LeaseKeepAlive`. Each message on a stream is one.
+    /// The number of requests of clients that it has served, by method of gRPC: `Txn`, `LeaseKeepAlive`. Each message
+    /// on a stream is one.
     ///
-    /// Calls of the test do not count. One that the test gave up may count until the server has processed it.
+    /// Calls of the test do not count. A call that the test gave up may count until the server has processed it.
     pub fn requests(&self) -> BTreeMap<String, u64> {
         let mut requests = self.by_method("grpc_server_handled_total", |sample| sample.label("grpc_type") == "unary");
         let received = self.by_method("grpc_server_msg_received_total", |sample| sample.label("grpc_type") != "unary");
@@ -91,7 +93,7 @@ impl EtcdStatistics {
     fn by_method(&self, name: &str, is_counted: impl Fn(&Sample) -> bool) -> BTreeMap<String, u64> {
         let mut counts = BTreeMap::new();
         let samples = self.samples.iter().filter(|sample| sample.name == name && is_counted(sample));
-        // It has a method `Watch` too.
+        // The health service has a method `Watch` too.
         for sample in samples.filter(|sample| sample.label("grpc_service") != HEALTH) {
             *counts.entry(sample.label("grpc_method").to_owned()).or_default() += whole(sample.value);
         }
@@ -99,7 +101,7 @@ impl EtcdStatistics {
     }
 }
 
-/// The page has no other numbers.
+/// The page has only whole numbers here.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of events")]
 fn whole(number: f64) -> u64 {
     number as u64

@@ -16,11 +16,12 @@ pub struct Contents {
     pub grants: fn(&str, &str) -> String,
 }
 
-/// A database for one test, with a user: on a mariadbd of its own, or on the server that [`URL_VARIABLE`](super::URL_VARIABLE) names.
+/// A database for one test, with a user: on a mariadbd of its own, or on the server that
+/// [`URL_VARIABLE`](super::URL_VARIABLE) names.
 pub struct MySqlDatabase {
     server: Server,
     contents: Contents,
-    /// Clients of an earlier test, which had the same user, cannot log in with theirs.
+    /// Different from that of an earlier test with the same user, so that its clients cannot log in.
     password: String,
 }
 
@@ -41,7 +42,7 @@ impl fmt::Debug for MySqlDatabase {
     }
 }
 
-/// Different for each test, and not too simple for a server that checks passwords.
+/// A password that differs for each test, and is not too simple for a server that checks passwords.
 fn password() -> String {
     format!("Pass-{:016x}", RandomState::new().hash_one(std::process::id()))
 }
@@ -96,7 +97,7 @@ impl MySqlDatabase {
         }
     }
 
-    /// Whether the server belongs to others too.
+    /// Whether other programs use the server too.
     pub fn is_shared(&self) -> bool {
         matches!(self.server, Server::Named(_))
     }
@@ -146,7 +147,8 @@ impl MySqlDatabase {
         }
     }
 
-    /// Runs statements as an administrator, in this database, and returns the rows of all results. Blocks for at most twenty seconds.
+    /// Runs statements as an administrator, in this database, and returns the rows of all results. Blocks for at most
+    /// twenty seconds.
     ///
     /// # Errors
     /// The server's error, or that of the connection. The next call then opens a new connection.

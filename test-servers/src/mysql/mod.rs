@@ -17,7 +17,8 @@ pub use small_disk::can_have_small_disks;
 
 /// Statements of an administrator, beside the library under test.
 pub trait Sql {
-    /// Runs statements in the database of the test, and returns the rows of all results. Blocks for at most twenty seconds.
+    /// Runs statements in the database of the test, and returns the rows of all results. Blocks for at most twenty
+    /// seconds.
     ///
     /// # Errors
     /// The server's error, or that of the connection. The next call then opens a new connection.

@@ -1,4 +1,4 @@
-//! A MySQL or MariaDB that exists already.
+//! A MySQL or MariaDB server that exists already.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
@@ -14,13 +14,14 @@ use super::{Contents, Sql, SqlConnection, TextRow, number};
 /// The environment variable that names a server, with the URL of an administrator: `mysql://root:password@host:3306/`.
 pub const URL_VARIABLE: &str = "LEASEHOLD_MYSQL_URL";
 
-/// How many connections the server must accept: a case keeps a thousand leases, each on a connection, and others run beside it.
+/// How many connections the server must accept: a case keeps a thousand leases, each on a connection, and others run
+/// beside it.
 const LEAST_CONNECTIONS: u64 = 3_000;
 
 /// How many tests can use the server at once.
 const SLOTS: usize = 100;
 
-/// How long the connections of a user may take to end.
+/// How long it may take until the connections of a user have ended.
 const ENDS_BY: Duration = Duration::from_secs(10);
 
 /// Whether the environment variable names a server.
@@ -37,8 +38,8 @@ pub(super) struct NamedServer {
     administrator: MySqlConnectOptions,
     addr: SocketAddr,
     side: Reconnecting,
-    /// The names of the database and of the user, which no other test has at the same time. Later tests use the names again, because the
-    /// server keeps the counts of each user's name.
+    /// The names of the database and of the user, which no other test has at the same time. Later tests use the names
+    /// again, because the server keeps the counts of each user's name.
     pub(super) database: String,
     pub(super) user: String,
     password: String,
@@ -97,7 +98,7 @@ impl NamedServer {
         server
             .is_fit()
             .map_err(|error| io::Error::other(format!("the server of {URL_VARIABLE} at {addr}: {error}")))?;
-        // Those of a test that was killed.
+        // Drops those of a test that was killed.
         server.drop_all()?;
         let (database, account) = (&server.database, server.account());
         server.query(&format!("CREATE DATABASE {database}; USE {database}; {}", contents.tables))?;
@@ -118,7 +119,8 @@ impl NamedServer {
                 )
             }
             Some(statement) => format!(
-                "SELECT COALESCE((SELECT count_star FROM performance_schema.events_statements_summary_by_user_by_event_name \
+                "SELECT COALESCE((SELECT count_star FROM \
+                 performance_schema.events_statements_summary_by_user_by_event_name \
                  WHERE user = '{user}' AND event_name = '{statement}' LIMIT 1), 0)"
             ),
         };
@@ -149,7 +151,8 @@ impl NamedServer {
         }
     }
 
-    /// A connection of the user, over TLS if the server has it. `caching_sha2_password` of MySQL accepts the user without TLS afterwards.
+    /// A connection of the user, over TLS if the server has it. `caching_sha2_password` of MySQL accepts the user
+    /// without TLS afterwards.
     pub(super) fn client(&self) -> io::Result<SqlConnection> {
         let user = self.administrator.clone().username(&self.user).password(&self.password);
         SqlConnection::open(user.database(&self.database))

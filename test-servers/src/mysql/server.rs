@@ -59,8 +59,9 @@ impl MySqlSettings {
         self
     }
 
-    /// Its data folder is on a disk of so many mebibytes, which [`MySqlServer::fill_disk`] fills. Linux only. A start after its end is
-    /// without data. [`can_have_small_disks`](super::can_have_small_disks) says whether the system permits it.
+    /// Its data folder is on a disk of this many mebibytes, which [`MySqlServer::fill_disk`] fills. Linux only. When it
+    /// is started again, it has no data. [`can_have_small_disks`](super::can_have_small_disks) says whether the system
+    /// permits it.
     #[must_use]
     pub fn small_disk(mut self, mebibytes: u32) -> Self {
         self.small_disk = Some(mebibytes);
@@ -83,7 +84,8 @@ impl MySqlSettings {
     }
 }
 
-/// A mariadbd on a loopback port of its own, in a temporary folder. It is killed when this is dropped, and when the test's process dies.
+/// A mariadbd on a loopback port of its own, in a temporary folder. It is killed when this is dropped, and when the
+/// test's process dies.
 #[derive(Debug)]
 pub struct MySqlServer {
     settings: MySqlSettings,
@@ -95,7 +97,7 @@ pub struct MySqlServer {
     template: Arc<TempDir>,
 }
 
-// Also stops, kills, pauses and resumes it.
+// `ServerProcess` also stops, kills, pauses and resumes it.
 impl Deref for MySqlServer {
     type Target = ServerProcess;
 
@@ -204,7 +206,8 @@ impl MySqlServer {
         Ok(())
     }
 
-    /// Runs statements as root, beside the library under test, and returns the rows of all results. Blocks for at most twenty seconds.
+    /// Runs statements as root, beside the library under test, and returns the rows of all results. Blocks for at most
+    /// twenty seconds.
     ///
     /// # Errors
     /// The server's error, or that of the connection. The next call then opens a new connection.
@@ -250,7 +253,7 @@ impl MySqlServer {
         let option = |name: &str, value: &Path| format!("--{name}={}", value.display());
         let (mut command, as_root) = match self.settings.small_disk {
             None => (Command::new(&self.program), as_root()),
-            // It may be root in its namespace only.
+            // It may be root only in its namespace.
             Some(size) => {
                 let template = self.template.path();
                 (small_disk::command(&self.program, &self.data(), template, size)?, Some(AS_ROOT))
@@ -272,8 +275,8 @@ impl MySqlServer {
     }
 }
 
-/// The data folder of a new server. Each server copies it, because creating one takes a second. It exists while a server uses it:
-/// a static would never be removed.
+/// The data folder of a new server. Each server copies it, because creating one takes a second. It exists while a
+/// server uses it: the folder of a static would never be removed.
 fn template() -> io::Result<Arc<TempDir>> {
     static TEMPLATE: Mutex<Weak<TempDir>> = Mutex::new(Weak::new());
     let mut template = TEMPLATE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -287,7 +290,8 @@ fn template() -> io::Result<Arc<TempDir>> {
 
 fn install() -> io::Result<TempDir> {
     let folder = folder("leasehold-mariadb-template-")?;
-    // Of its own: installations at the same time in one folder remove each other's temporary tables.
+    // A temporary folder of its own: installations that share one at the same time remove each other's temporary
+    // tables.
     let temporary = TempDir::new()?;
     let mut command = Command::new(INSTALL.find()?);
     command.env("TMPDIR", temporary.path());
@@ -302,7 +306,7 @@ fn install() -> io::Result<TempDir> {
     Err(io::Error::other(format!("mariadb-install-db fails: {text}")))
 }
 
-/// Started by root, the server wants to be told that it stays root.
+/// A server that root starts refuses to run unless this option says that it stays root.
 const AS_ROOT: &str = "--user=root";
 
 fn as_root() -> Option<&'static str> {

@@ -27,7 +27,7 @@ impl SqlConnection {
     /// Connects.
     ///
     /// # Errors
-    /// Those of the server, and if it does not answer in time.
+    /// Those of the server, and if it does not reply in time.
     pub fn open(options: MySqlConnectOptions) -> io::Result<Self> {
         let (statements, received) = channel::<String>();
         let (sender, replies) = channel();
@@ -55,7 +55,8 @@ impl SqlConnection {
     /// Runs statements, separated by semicolons, and returns the rows of all results.
     ///
     /// # Errors
-    /// Those of the server, and if it does not answer in time. The connection cannot be used afterwards if its kind is not `Other`.
+    /// Those of the server, and if it does not reply in time. The connection cannot be used afterwards unless the kind
+    /// of the error is `Other`.
     pub fn query(&self, statements: &str) -> Reply {
         self.statements.send(statements.to_owned()).map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
         self.reply()

@@ -1,4 +1,5 @@
-//! A disk of some megabytes for the data folder of one server: a file system in memory, mounted where only that server sees it.
+//! A disk of some megabytes for the data folder of one server: a file system in memory, mounted where only that server
+//! sees it.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -14,7 +15,7 @@ const FILLER: &str = "filler";
 
 const BLOCK: [u8; 4096] = [1; 4096];
 
-/// Ways to have mounts of one's own: as root, and as another user if the kernel allows it.
+/// The ways to have mounts of one's own: as root, or as another user if the kernel allows it.
 const WAYS: [&[&str]; 2] = [&["--mount"], &["--user", "--map-root-user", "--mount"]];
 
 /// The way that works here.

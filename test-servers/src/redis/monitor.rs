@@ -12,8 +12,8 @@ use super::RedisServer;
 /// How long a command may take from the server to the monitor.
 const BOUND: Duration = Duration::from_secs(5);
 
-/// Counts the commands that clients send (`MONITOR`), each once. Calls of scripts do not count, nor commands of the harness. The
-/// statistics of the server do not distinguish scripts.
+/// Counts the commands that clients send (`MONITOR`), each once. Calls of scripts do not count, nor commands of the
+/// harness. The statistics of the server do not distinguish scripts.
 #[derive(Debug)]
 pub struct Monitor {
     seen: Arc<AtomicU64>,

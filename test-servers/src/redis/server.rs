@@ -37,7 +37,7 @@ impl RedisSettings {
         Self::default()
     }
 
-    /// Acknowledged data survive its end (`appendonly yes`, `appendfsync always`).
+    /// It keeps acknowledged data when it ends (`appendonly yes`, `appendfsync always`).
     #[must_use]
     pub fn persistent(mut self) -> Self {
         self.persistent = true;
@@ -86,7 +86,7 @@ pub struct RedisServer {
     side: Mutex<Option<SideConnection>>,
 }
 
-// Also stops, kills, pauses and resumes it.
+// `ServerProcess` also stops, kills, pauses and resumes it.
 impl Deref for RedisServer {
     type Target = ServerProcess;
 
@@ -150,8 +150,9 @@ impl RedisServer {
         self.run()
     }
 
-    /// Steps its wall clock by `micros`: forward, or back if negative. Returns when its replies show the step. Valkey 9 reads the
-    /// clock in a timer, so its replies show the step 0.7 ms later. A step of less than a second is not waited for.
+    /// Steps its wall clock by `micros`: forward, or back if negative. Returns when its replies show the step. Valkey 9
+    /// reads the clock in a timer, so its replies show the step 0.7 ms later. It does not wait for a step of less than
+    /// a second.
     ///
     /// # Errors
     /// If it was not started with [`RedisSettings::steppable_clock`], or the step does not show within seconds.
@@ -215,8 +216,8 @@ impl RedisServer {
         found.ok_or_else(|| io::Error::other(format!("INFO {section} has no field {field}")))
     }
 
-    /// How often clients sent these commands since the server started or its statistics were reset. Calls from scripts count under
-    /// their own names, so pass `evalsha` to count what clients sent.
+    /// How often clients sent these commands since the server started or its statistics were reset. Calls from scripts
+    /// count under their own names, so pass `evalsha` to count what clients sent.
     ///
     /// # Errors
     /// Those of [`command`](Self::command).

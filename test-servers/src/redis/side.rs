@@ -49,8 +49,8 @@ impl Reply {
     }
 }
 
-/// A blocking connection in Redis's protocol (RESP2), minimal on purpose: the test must not use the client crate of the library. It
-/// waits for a reply for at most five seconds.
+/// A blocking connection in Redis's protocol (RESP2), minimal on purpose: the test must not use the client crate of the
+/// library. It waits for a reply for at most five seconds.
 #[derive(Debug)]
 pub struct SideConnection {
     stream: BufReader<TcpStream>,

@@ -1,5 +1,5 @@
-//! An archive of the classes that a server loads. With it a server starts in half of the processor time, which is most of what the tests
-//! of ZooKeeper take: each starts servers of its own.
+//! An archive of the classes that a server loads. With it, a server starts in half of the processor time. Starts are
+//! most of the work in the tests of ZooKeeper, because each test starts servers of its own.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
@@ -9,8 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use super::side::OwnSessions;
 use super::{ZooKeeperServer, ZooKeeperSettings};
 
-/// The option of the virtual machine that uses the archive, which is made by the first server that needs it. It lies beside the test program,
-/// in cargo's target folder, so that all programs share it.
+/// The option of the virtual machine that uses the archive. The first server that needs the archive makes it. It lies
+/// beside the test program, in cargo's target folder, so that all programs share it.
 ///
 /// # Errors
 /// If it cannot be made.
@@ -19,7 +19,7 @@ pub(super) fn option(java: &Path, library: &Path) -> io::Result<String> {
     let _one = MAKES.lock().unwrap_or_else(PoisonError::into_inner);
     let archive = path(java, library)?;
     if !archive.exists() {
-        // Another program may make it at this time.
+        // Another program may be making it at this time.
         let made = archive.with_extension(std::process::id().to_string());
         let make = format!("-XX:ArchiveClassesAtExit={}", made.display());
         let mut server = ZooKeeperServer::new(ZooKeeperSettings::new(), OwnSessions::default())?;

@@ -11,14 +11,14 @@ const MAX_ADDRESS: usize = 1024;
 
 /// Relays a connection between two servers to the proxy of their link.
 ///
-/// A server with a smaller number than the other one names the address at which the other one reaches it. The other one closes the
-/// connection and connects to that address instead. So the relay replaces it by that of the proxy of the other direction: no
-/// connection may bypass its proxy.
+/// A server with a smaller number than the other one sends the address at which the other one reaches it. The other one
+/// closes the connection and connects to that address instead. So the relay replaces the address by that of the proxy
+/// for the other direction. Otherwise that connection would bypass its proxy.
 pub(super) async fn relay(mut client: TcpStream, proxy: SocketAddr, answers_to: SocketAddr) -> io::Result<()> {
     client.set_nodelay(true)?;
     let mut server = TcpStream::connect(proxy).await?;
     server.set_nodelay(true)?;
-    // The version of the protocol, which is negative, or the number of the server.
+    // The version of the protocol, which is negative, or else the number of the server.
     let version = client.read_i64().await?;
     server.write_i64(version).await?;
     if version < 0 {
@@ -38,7 +38,7 @@ mod tests {
 
     use super::*;
 
-    /// What the other server receives of these bytes.
+    /// What the other server receives if these bytes are sent.
     async fn received(sent: &[u8]) -> Vec<u8> {
         let (entrance, proxy) =
             (TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap());

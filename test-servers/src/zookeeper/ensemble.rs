@@ -22,9 +22,9 @@ use crate::server_process::start_on_free_ports;
 /// How long the servers may take to agree on a leader. They usually take some tenths of a second.
 const ELECTION_BOUND: Duration = Duration::from_secs(30);
 
-/// How long a new leader may take until it listens for its followers. A follower that meets no listener tries again at once. But a proxy
-/// accepts its connection, and the follower would take the end of that for the end of the leader: it goes back to the election, and the
-/// leader waits for it for the ten seconds of `initLimit`.
+/// How long a new leader may take until it listens for its followers. A follower that finds no listener tries again at
+/// once. But the proxy accepts the connection, and if it then closed it, the follower would assume that the leader has
+/// ended. It would go back to the election, and the leader would wait for it for the ten seconds of `initLimit`.
 const LISTENS_BY: Duration = Duration::from_secs(3);
 
 /// Three servers. The connections between them, and those of clients, go through fault proxies.
@@ -43,7 +43,7 @@ struct Peers {
     links: Links,
     /// Of each server.
     own: Vec<PeerPorts>,
-    /// The same, as each server sees those of the others: ports of links and relays.
+    /// The ports of the others as each server sees them: those of links and relays.
     views: Vec<Vec<(u16, u16)>>,
 }
 
@@ -107,7 +107,7 @@ impl Peers {
 /// The server that leads a majority.
 fn leader_of(modes: &[(usize, (Mode, u64))]) -> Option<usize> {
     let followers = modes.iter().filter(|(_, (mode, _))| *mode == Mode::Follows).count();
-    // A server that was cut off may still take itself for the leader.
+    // A server that was cut off may still believe that it is the leader.
     let leaders = modes.iter().filter(|(_, (mode, _))| *mode == Mode::Leads);
     let leader = leaders.max_by_key(|(_, (_, epoch))| *epoch).map(|(index, _)| *index);
     leader.filter(|_| followers + 1 > ZooKeeperEnsemble::SERVERS / 2)
@@ -230,7 +230,7 @@ impl ZooKeeperEnsemble {
         self.peers.links.cut_between(one, other);
     }
 
-    /// What the leader sends this follower arrives later, so that the follower is behind.
+    /// Delays what the leader sends this follower, so that the follower is behind.
     pub fn delay(&self, follower: usize, delay: Duration) {
         self.peers.links.delay(follower, delay);
     }
@@ -269,8 +269,8 @@ impl ZooKeeperEnsemble {
         running.try_for_each(ZooKeeperServer::await_clients)
     }
 
-    /// Waits until one server leads and all others that run follow. A leader that was paused or cut off takes itself for the leader until it
-    /// misses its followers.
+    /// Waits until one server leads and all others that run follow. A leader that was paused or cut off believes that
+    /// it leads until it misses its followers.
     ///
     /// # Errors
     /// If that takes longer than thirty seconds.
@@ -313,7 +313,7 @@ impl ZooKeeperEnsemble {
             })?;
         }
         self.await_servers()?;
-        // One of some hundred new ensembles does not reply to its first request for five seconds.
+        // One in some hundred new ensembles does not reply to its first request for five seconds.
         let until = Instant::now() + ELECTION_BOUND;
         for server in &self.servers {
             while let Err(error) = server.side().sync() {

@@ -1,4 +1,4 @@
-//! A real ZooKeeper for one test.
+//! A real ZooKeeper server for one test.
 
 use std::fmt::Write as _;
 use std::hash::{BuildHasher, RandomState};
@@ -32,7 +32,7 @@ const SERVER: Program = Program {
 /// Writes the log to standard error. It is in a package that the server needs.
 const LOGGER: &str = "slf4j-simple.jar";
 
-/// What Debian's manifest leaves out, and a server with TLS needs.
+/// A library that a server with TLS needs, and Debian's manifest leaves out.
 const CODEC: &str = "netty-codec.jar";
 
 const MAIN: &str = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
@@ -47,13 +47,14 @@ const MACHINE: &[&str] = &[
     "-XX:-UsePerfData",
     "-Djava.awt.headless=true",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
-    // Servers repeat their votes after pauses that double, up to a minute. A fault proxy accepts connections for a server that is down, so the
-    // others take their votes for delivered, and a server that returns waits for the next ones.
+    // Servers repeat their votes after pauses that double, up to a minute. A fault proxy accepts connections for a
+    // server that is down, so the others assume that their votes were delivered, and a server that returns waits for
+    // the next ones.
     "-Dzookeeper.fastleader.maxNotificationInterval=400",
 ];
 
-/// Short ticks, and limits of an ensemble that a busy machine does not reach: a follower joins within ten seconds, and may be silent
-/// for two.
+/// Short ticks, and limits of an ensemble that a busy machine does not reach: a follower joins within ten seconds, and
+/// may be silent for two.
 const LINES: &str = "tickTime=100
 initLimit=100
 syncLimit=20
@@ -67,7 +68,8 @@ forceSync=no
 preAllocSize=1024
 ";
 
-/// How long one attempt to get a reply from a server that starts may take. A server that is connected to too early never replies.
+/// How long one attempt to get a reply from a starting server may take. A connection that is opened too early never
+/// gets a reply.
 const ATTEMPT: Duration = Duration::from_millis(250);
 
 /// How long a server may take to reply with its mode.
@@ -83,8 +85,8 @@ pub struct ZooKeeperSettings {
 }
 
 impl ZooKeeperSettings {
-    /// A server that keeps acknowledged data when its process dies. Its ticks take 100 ms, and a session at least two ticks. It has
-    /// container nodes and nodes with a ttl.
+    /// A server that keeps acknowledged data when its process dies. Its ticks take 100 ms, and a session at least two
+    /// ticks. It has container nodes and nodes with a ttl.
     pub fn new() -> Self {
         Self::default()
     }
@@ -106,7 +108,8 @@ impl ZooKeeperSettings {
     /// Starts it.
     ///
     /// # Errors
-    /// If there is no Java or no ZooKeeper (the text says how to get it), or it does not start (the text has the end of its log).
+    /// If there is no Java or no ZooKeeper (the text says how to get it), or it does not start (the text has the end of
+    /// its log).
     pub fn start(self) -> io::Result<ZooKeeperServer> {
         ZooKeeperServer::start(self)
     }
@@ -120,8 +123,8 @@ impl ZooKeeperSettings {
     }
 }
 
-/// A ZooKeeper on a loopback port of its own, in a temporary folder. It is killed when this is dropped, and when the test's process
-/// dies.
+/// A ZooKeeper server on a loopback port of its own, in a temporary folder. It is killed when this is dropped, and when
+/// the test's process dies.
 #[derive(Debug)]
 pub struct ZooKeeperServer {
     settings: ZooKeeperSettings,
@@ -135,7 +138,7 @@ pub struct ZooKeeperServer {
     membership: Option<(String, usize)>,
 }
 
-// Also stops, kills, pauses and resumes it.
+// `ServerProcess` also stops, kills, pauses and resumes it.
 impl Deref for ZooKeeperServer {
     type Target = ServerProcess;
 
@@ -157,7 +160,8 @@ impl ZooKeeperServer {
         Ok(server)
     }
 
-    /// Starts it for the first time, with an option of its virtual machine instead of the one that uses the archive of its classes.
+    /// Starts it for the first time, with an option of its virtual machine instead of the one that uses the archive of
+    /// its classes.
     pub(super) fn start_with(&mut self, classes: String) -> io::Result<()> {
         let run = |server: &mut Self| {
             server.spawn_with(&classes)?;
@@ -197,8 +201,8 @@ impl ZooKeeperServer {
         self.run()
     }
 
-    /// Sets the counter of a node's children, from which the server takes the numbers of sequential nodes, while the server does not
-    /// run. It starts and stops the server once, because a server writes its data when it starts.
+    /// Sets the counter of a node's children, from which the server takes the numbers of sequential nodes, while the
+    /// server does not run. It starts and stops the server once, because a server writes its data when it starts.
     ///
     /// # Errors
     /// If it still runs or does not start, or has no such node.
@@ -268,7 +272,8 @@ impl ZooKeeperServer {
         text
     }
 
-    /// The search path of the virtual machine. The folder of another server than Debian's has all that it needs, and nothing else.
+    /// The search path of the virtual machine. The folder of a server that is not Debian's has exactly the libraries
+    /// that it needs.
     fn libraries(&self) -> String {
         let folder = self.library.parent().unwrap_or(Path::new("/"));
         match self.library == Path::new(SERVER.name) {

@@ -15,8 +15,8 @@ const CLOSE: i32 = -11;
 /// The number of the request that authenticates.
 const AUTH_REQUEST: i32 = -4;
 
-/// A session over a connection that blocks, minimal on purpose: the test must not use the client crate of the library. It sets no
-/// watches and sends no pings.
+/// A session over a connection that blocks, minimal on purpose: the test must not use the client crate of the library.
+/// It sets no watches and sends no pings.
 #[derive(Debug)]
 pub(super) struct Session {
     stream: TcpStream,

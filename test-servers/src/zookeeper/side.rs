@@ -26,7 +26,7 @@ const CREATE_CONTAINER: i32 = 19;
 /// The ttl of the test's own session, longer than a test. It sends no pings.
 const TTL: Duration = Duration::from_secs(600);
 
-/// How long the end of a session may take that was taken over.
+/// How long it may take to end a session that was taken over.
 const CLOSE_BOUND: Duration = Duration::from_millis(500);
 
 /// All permissions.
@@ -34,8 +34,8 @@ const ALL: i32 = 31;
 
 const READ_AND_CREATE: i32 = 1 | 4;
 
-/// Calls of the test beside the library under test, as a user who may do everything. Each blocks for at most five seconds for each
-/// request. An error with [`io::ErrorKind::Other`] is the server's.
+/// Calls of the test beside the library under test, as a user who may do everything. Each blocks for at most five
+/// seconds for each request. An error with [`io::ErrorKind::Other`] is the server's.
 pub struct ZooKeeperSide {
     addr: SocketAddr,
     /// The password of the user `super`.
@@ -61,7 +61,7 @@ pub enum ZooKeeperLife {
     Persistent,
     /// Until it is deleted. The server appends a number to its name.
     Sequential,
-    /// Until it has had children and has none. The server deletes such nodes every minute.
+    /// Until it has had children and has none any more. The server deletes such nodes every minute.
     Container,
 }
 
@@ -135,7 +135,7 @@ impl ZooKeeperSide {
         self.call(SET_DATA, |request| request.text(path).bytes(data.as_ref()).int(-1)).map(drop)
     }
 
-    /// Lets nobody use a node but one user, who may create and list its children, and the test.
+    /// Permits a node to one user, who may create and list its children, and to the test.
     ///
     /// # Errors
     /// The same.
@@ -237,20 +237,23 @@ impl ZooKeeperSide {
         Ok(found)
     }
 
-    /// Ends a session, as if its client had been silent for its ttl: the server deletes its ephemeral nodes. The server notifies the
-    /// client when it sends something next.
+    /// Ends a session, as if its client had been silent for its ttl: the server deletes its ephemeral nodes. The server
+    /// notifies the client when it sends something next.
     ///
     /// # Errors
     /// The same, also if the session has ended.
     pub fn expire(&self, session: i64) -> io::Result<()> {
         let until = Instant::now() + REPLY_BOUND;
-        let has_ended = |taken_over: &io::Result<Session>| matches!(taken_over, Err(error) if Refused::of(error) == Some(Refused::EXPIRED));
+        let has_ended = |taken_over: &io::Result<Session>| {
+            taken_over.as_ref().err().and_then(Refused::of) == Some(Refused::EXPIRED)
+        };
         let mut taken_over = Session::take_over(self.addr, session);
         if has_ended(&taken_over) {
             return taken_over.map(drop);
         }
         loop {
-            // Its client connects again meanwhile, which may end this connection. The server then replies nothing on it.
+            // The session's client reconnects meanwhile, which may end this connection. The server then sends no reply
+            // on it.
             let closed = taken_over.and_then(|session| session.close(CLOSE_BOUND));
             taken_over = Session::take_over(self.addr, session);
             if has_ended(&taken_over) {
@@ -262,8 +265,8 @@ impl ZooKeeperSide {
         }
     }
 
-    /// The sessions of clients. The leader of an ensemble has those of other servers a moment later. A server that is neither alone nor
-    /// the leader knows those of its own clients only. A session whose ttl begins anew at this moment may be missing.
+    /// The sessions of clients. The leader of an ensemble has those of other servers a moment later. A follower knows
+    /// only those of its own clients. A session whose ttl begins anew at this moment may be missing.
     ///
     /// # Errors
     /// Those of the connection.

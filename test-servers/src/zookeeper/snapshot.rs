@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 /// Between the data of a node and the counter of its children: its ACL, four numbers of 8 bytes, and its own version.
 const TO_COUNTER: usize = 8 + 4 * 8 + 4;
 
-/// A file of a stopped server's data, of which one number can be changed: the counter of a node's children, from which the server takes
-/// the numbers of sequential nodes. No request sets it.
+/// A file of a stopped server's data, of which one number can be changed: the counter of a node's children, from which
+/// the server takes the numbers of sequential nodes. No request sets it.
 pub(super) struct Snapshot {
     file: PathBuf,
     bytes: Vec<u8>,
 }
 
 impl Snapshot {
-    /// Reads the newest one of a folder.
+    /// Reads the newest snapshot of a folder.
     pub(super) fn newest(folder: &Path) -> io::Result<Self> {
         let mut newest = None;
         for entry in std::fs::read_dir(folder)? {
@@ -30,7 +30,7 @@ impl Snapshot {
     /// Changes the counter of a node's children, and writes the file.
     pub(super) fn set_counter(mut self, path: &str, counter: i32) -> io::Result<()> {
         let absent = || io::Error::other(format!("the snapshot has no node {path}"));
-        // Each seal covers all bytes before it, also an earlier one.
+        // Each seal covers all bytes before it, including an earlier seal.
         let seals = self.seals();
         let mut name = u32::try_from(path.len()).map_err(io::Error::other)?.to_be_bytes().to_vec();
         name.extend(path.as_bytes());

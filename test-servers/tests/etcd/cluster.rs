@@ -176,7 +176,7 @@ fn clients_reach_each_member_through_a_proxy() {
 #[test]
 fn users_log_in_at_every_member() {
     let mut cluster = cluster();
-    // It learns later that users have to log in.
+    // This member learns later that users must log in.
     let late = others(cluster.leader().unwrap()).next().unwrap();
     cluster.member_mut(late).pause().unwrap();
     let side = cluster.side().unwrap();

@@ -52,7 +52,7 @@ fn paused_it_accepts_connections_and_does_not_reply() {
 #[test]
 fn an_orderly_stop_takes_no_longer_than_its_grace() {
     let mut server = server();
-    // It cannot react.
+    // A paused server cannot react to the orderly stop.
     server.pause().unwrap();
     within(START, || server.stop_within(Duration::from_millis(200))).unwrap();
     assert_eq!(server.id(), None);

@@ -11,7 +11,8 @@ use super::support::wait_until;
 
 const SOON: Duration = Duration::from_secs(2);
 
-/// Watches a key as a client that uses the JSON gateway. The watch is on a stream of its own, and ends with the connection.
+/// Watches a key as a client that uses the JSON gateway. The watch is on a stream of its own, and ends with the
+/// connection.
 fn watch(server: &EtcdServer, key: &str) -> TcpStream {
     let body = format!(r#"{{"create_request":{{"key":"{}"}}}}"#, base64(key));
     let mut stream = TcpStream::connect(server.addr()).unwrap();

@@ -6,14 +6,14 @@ use std::process::{Command, Stdio};
 
 use leasehold_test_servers::{EtcdServer, EtcdSettings, EtcdTls, certificates, client_certificate};
 
-/// What a client of `openssl` with these arguments receives from the page about the server's health.
+/// What `openssl s_client` with these arguments receives of the page about the server's health.
 fn health(server: &EtcdServer, folder: &Path, args: &[&str]) -> String {
     let mut client = Command::new("openssl");
     client.args(["s_client", "-quiet", "-verify_return_error", "-verify_hostname", "localhost", "-CAfile", "ca.pem"]);
     client.args(["-connect", &server.addr().to_string()]).args(args).current_dir(folder);
     client.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut client = client.spawn().unwrap();
-    // It fails if the handshake has failed.
+    // The write fails if the handshake has failed.
     let _ = client.stdin.take().unwrap().write_all(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n");
     String::from_utf8(client.wait_with_output().unwrap().stdout).unwrap()
 }

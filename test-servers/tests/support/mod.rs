@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::harness::LagMonitor;
 
-/// Runs `call`, which may take as long as this on an idle machine.
+/// Runs `call`, which may take this long on an idle machine.
 pub(crate) fn within<T>(bound: Duration, call: impl FnOnce() -> T) -> T {
     let lag_monitor = LagMonitor::start();
     let start = Instant::now();
@@ -14,7 +14,7 @@ pub(crate) fn within<T>(bound: Duration, call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Waits until `condition` is true, for as long as this on an idle machine.
+/// Waits until `condition` is true, which may take this long on an idle machine.
 pub(crate) fn wait_until(bound: Duration, condition: impl Fn() -> bool) {
     let lag_monitor = LagMonitor::start();
     let start = Instant::now();

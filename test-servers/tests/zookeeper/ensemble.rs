@@ -8,7 +8,8 @@ use leasehold_test_servers::{ZooKeeperEnsemble, ZooKeeperLife, ZooKeeperSettings
 
 use super::support::{wait_until, within};
 
-/// A start usually takes two seconds, most of them work of processors. Beside seven other runs of these tests it took 37 s.
+/// A start usually takes two seconds, most of them work of processors. Beside seven other runs of these tests it took
+/// 37 s.
 const START: Duration = Duration::from_secs(60);
 
 /// A new leader usually serves within three seconds, two of which it takes to miss the old one.
