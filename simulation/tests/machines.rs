@@ -1,4 +1,5 @@
-//! The state machines of the keeper, each alone, with any inputs in any order: also such as no backend should send.
+//! Tests each state machine of the keeper alone, with any inputs in any order, including inputs that no backend should
+//! send.
 
 #[path = "machines/disposal.rs"]
 mod disposal;
@@ -15,7 +16,7 @@ use leasehold_core::{Error, ErrorKind, FencingToken};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// The same cases in every run, so that one that fails is found again.
+/// Every run has the same cases, so that a failure can be reproduced.
 fn config() -> ProptestConfig {
     ProptestConfig { cases: 2000, rng_seed: RngSeed::Fixed(1), failure_persistence: None, ..ProptestConfig::default() }
 }
@@ -47,7 +48,7 @@ fn exactly(wake: Wake) -> Stamp {
     wake.resolve(|pause| pause)
 }
 
-/// A reply that was sent so long ago, about a place with a number around the one in question.
+/// A reply to a request that was sent this long ago, about a place with a number at or next to the expected one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Reply {
     Renewed { ago: u64, place: u64 },

@@ -1,16 +1,17 @@
-//! Waiting, explored, at a server with a queue and at one without: the state machines that ship in the keeper against the record that the
-//! memory store ships. The test `same_rules` compares the other stores with that record.
+//! Explores waiting on a server with a queue and on one without: the keeper's own state machines with the record that
+//! the memory store uses. The test `same_rules` compares the other stores with that record.
 //!
-//! Of two clients that send one request each, all states are visited; of two that send three, on a faulty network, as many as there is
-//! time for, breadth first. Longer histories, with three clients and several acquires in each, are walked through at random. That the
-//! model sees anything at all is proved by breaking one rule at a time.
+//! With two clients that send one request each, every state is visited. With two clients that send three each on a
+//! faulty network, as many states as time allows are visited, breadth first. Longer histories, of three clients with
+//! several acquires each, are covered by random walks. Tests that break one rule at a time prove that the model detects
+//! mistakes.
 
 mod chance;
 mod model;
 
 use model::{Broken, Sabotage, World, exhaust, walk};
 
-/// Every state of it is visited.
+/// Every state of this world is visited.
 const SHORT: World = World {
     clients: 2,
     acquires: 1,
@@ -25,12 +26,12 @@ const SHORT: World = World {
 
 const TWO: World = World { end: 4, sends: 3, faults: true, ..SHORT };
 
-/// Several acquires in each client, and places that end before leases do.
+/// Each client has several acquires, and places end before leases do.
 const LONG: World = World { clients: 2, acquires: 2, ttl: 3, place_ttl: 2, end: 10, sends: 10, ..TWO };
 
 const THREE: World = World { clients: 3, end: 12, sends: 12, ..LONG };
 
-/// The same without a queue at the server: the rules of a row lease. Each poll is a request.
+/// The same without a queue at the server, as with a row lease. Each poll is a request.
 const SHORT_ROW: World = World { has_queue: false, ..SHORT };
 
 const TWO_ROW: World = World { has_queue: false, ..TWO };

@@ -1,4 +1,5 @@
-//! lock-core on the memory store, with simulated clocks, processes and networks: many seeds, years of simulated time.
+//! Runs lock-core on the memory store with simulated clocks, processes and networks: many seeds, years of simulated
+//! time.
 //!
 //! A seed that fails replays exactly, and prints what happened:
 //! `LEASEHOLD_SEED=n cargo test -p leasehold-simulation --test simulation`
@@ -12,13 +13,14 @@ use std::time::Duration;
 
 use sim::{Outcome, Rule, Sabotage, Scenario, run};
 
-/// How many seeds CI runs: more than a year and a half of simulated time. With the rest of this file about three minutes on two
-/// cores. `LEASEHOLD_SEEDS` asks for more.
+/// How many seeds CI runs: more than a year and a half of simulated time. With the rest of this file, this takes about
+/// three minutes on two cores. `LEASEHOLD_SEEDS` sets another number.
 const SEEDS: u64 = 20_000;
 
 const SOUND: Scenario = Scenario { seed: 0, sabotage: None, store_forgets: false };
 
-/// Runs seeds from 0 on, on all cores, until `stop` says that an outcome is enough. Says how much time was simulated.
+/// Runs the seeds from 0 upwards on all cores until `stop` returns true for an outcome. Prints how much time was
+/// simulated.
 fn run_seeds(
     scenario: Scenario,
     seeds: u64,
@@ -37,7 +39,7 @@ fn run_seeds(
                     let outcome = run(Scenario { seed, ..scenario }, false);
                     let (simulated, found) = &mut *results.lock().unwrap();
                     *simulated += outcome.simulated;
-                    // Every lower seed was begun before, so the lowest is always the same.
+                    // Every lower seed has started already, so the lowest one that fails is always the same.
                     if stop(&outcome) && found.as_ref().is_none_or(|(first, _)| seed < *first) {
                         *found = Some((seed, outcome));
                     }
@@ -48,7 +50,7 @@ fn run_seeds(
     results.into_inner().unwrap()
 }
 
-/// A number from the environment.
+/// A number from an environment variable.
 fn asked_for(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|number| number.parse().unwrap_or_else(|_| panic!("{variable} is a number")))
 }
@@ -73,7 +75,7 @@ fn every_invariant_holds() {
     holds(SOUND, asked_for("LEASEHOLD_SEEDS").unwrap_or(SEEDS));
 }
 
-/// Outside the domain: a store that loses its data. Exclusion ends, and the tokens still rise.
+/// A store that loses its data, against which Leasehold cannot guarantee exclusion. The tokens must still rise.
 #[test]
 fn tokens_rise_when_the_store_forgets() {
     holds(Scenario { store_forgets: true, ..SOUND }, asked_for("LEASEHOLD_SEEDS").unwrap_or(SEEDS / 4));
@@ -115,7 +117,7 @@ fn every_planted_bug_is_caught() {
         (Sabotage::GuardsLeak, Rule::Silence),
         (Sabotage::AcquiresTakeLonger, Rule::Bounded),
     ] {
-        // Only a store that forgets ends a lease that its holder still believes in.
+        // Only a store that loses its data ends a lease that is still valid for its holder.
         let store_forgets = sabotage == Sabotage::LossIsHidden;
         let scenario = Scenario { sabotage: Some(sabotage), store_forgets, ..SOUND };
         let breaks = |outcome: &Outcome| outcome.violated.contains(&rule);

@@ -1,9 +1,9 @@
-//! Random numbers that can be replayed: the same seed gives the same numbers on every machine and in every version.
+//! Random numbers that can be reproduced: the same seed gives the same numbers on every machine and in every version.
 #![allow(dead_code, reason = "not every test target that shares it draws in every way")]
 
 use std::time::Duration;
 
-/// A generator of the splitmix64 kind.
+/// A splitmix64 generator.
 #[derive(Clone, Debug)]
 pub(crate) struct Chance(u64);
 
@@ -20,12 +20,12 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    /// Below `bound`, which is not zero.
+    /// A number below `bound`, which is not zero.
     pub(crate) const fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound as u64) as usize
     }
 
-    /// True so often in a thousand.
+    /// True with a probability of this many in a thousand.
     pub(crate) const fn permille(&mut self, often: u32) -> bool {
         self.next() % 1000 < often as u64
     }
@@ -34,12 +34,12 @@ impl Chance {
         from[self.below(from.len())]
     }
 
-    /// Whole milliseconds, evenly.
+    /// Whole milliseconds, uniformly distributed.
     pub(crate) const fn between(&mut self, low_ms: u64, high_ms: u64) -> Duration {
         Duration::from_millis(low_ms + self.next() % (high_ms - low_ms + 1))
     }
 
-    /// Whole milliseconds, as often between 1 and 2 as between 1,000 and 2,000.
+    /// Whole milliseconds, log-uniform: as often between 1 and 2 as between 1,000 and 2,000.
     pub(crate) const fn spread(&mut self, low_ms: u64, high_ms: u64) -> Duration {
         let doublings = (high_ms / low_ms).ilog2() as u64;
         let from = low_ms << (self.next() % (doublings + 1));

@@ -1,4 +1,4 @@
-//! A disposal ends, and never later than it should.
+//! A disposal always ends, and never later than it should.
 
 use leasehold_core::backend::{Delivery, Stamp};
 use leasehold_core::machines::{Disposal, Ended, Ending, Why};
@@ -9,7 +9,7 @@ use crate::{TTL, at, exactly, rules};
 
 #[derive(Clone, Copy, Debug)]
 enum Input {
-    /// Time passes, and what is due is done.
+    /// Time passes, and the machine is woken if something is due.
     Pass(u64),
     Ended,
     Failed,
@@ -53,7 +53,7 @@ proptest! {
                         prop_assert!(calls > 0 && at(now) > at(begin).plus(TTL));
                         return Ok(());
                     };
-                    // A call that has no reply leaves the claim in doubt, and doubt does not go away.
+                    // A call without a reply puts the claim in doubt, and the claim stays in doubt.
                     doubt |= in_flight;
                     prop_assert_eq!(ending.delivery == Delivery::InDoubt, doubt);
                     prop_assert!(!disposal.awaits_call());
@@ -77,7 +77,7 @@ proptest! {
                 }
             }
         }
-        // It is never left without a next time.
+        // It always has a time at which it is woken.
         prop_assert!(wake > Stamp::ZERO);
     }
 }

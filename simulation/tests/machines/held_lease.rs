@@ -1,4 +1,5 @@
-//! A lease ends once, is believed in no longer than the store has promised, and is never left without a time to be woken.
+//! A lease ends once, counts as valid no longer than the store has promised, and always has a time at which it is
+//! woken.
 
 use leasehold_core::FencingToken;
 use leasehold_core::backend::{Delivery, Grant, LeaseKind, PlaceNumber, Stamp};
@@ -9,7 +10,7 @@ use crate::{Reply, TTL, at, confirmation, exactly, replies, rules, terms};
 
 #[derive(Clone, Copy, Debug)]
 enum Input {
-    /// Time passes, and what is due is done; maybe late.
+    /// Time passes, and the machine is woken if something is due, perhaps late.
     Pass(u64),
     Check,
     Renewed(Reply),
@@ -40,17 +41,17 @@ fn holds() -> impl Strategy<Value = (bool, Option<u64>, Option<u64>)> {
 
 const PLACE: u64 = 5;
 
-/// What is known of a lease from outside.
+/// What the test knows about the lease without looking into it.
 struct Observed {
     wake: Option<Stamp>,
     ends: u32,
-    /// Until when the store has promised the lease, going by what the machine was told.
+    /// Until when the store has promised the lease, according to the replies that the machine was given.
     promised: Stamp,
     guards: bool,
 }
 
 impl Observed {
-    /// Takes the outputs of one input. `due`: the machine was woken.
+    /// Checks the outputs of one input. `due`: the input was a wake-up.
     fn take(&mut self, out: &mut Outputs<LeaseOutput>, now: u64, due: bool) -> Result<(), TestCaseError> {
         for output in out.drain() {
             match output {

@@ -1,4 +1,5 @@
-//! Everybody who waits gets one outcome, nothing of a claim is left at the store, and the queue always has a time to be woken.
+//! Every waiting acquire gets one outcome, nothing of a claim is left at the store, and the queue always has a time at
+//! which it is woken.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +12,12 @@ use crate::{PLACE_TTL, Reply, TTL, at, confirmation, exactly, replies, rules, te
 
 #[derive(Clone, Copy, Debug)]
 enum Input {
-    /// Time passes, and what is due is done; maybe late.
+    /// Time passes, and the machine is woken if something is due, perhaps late.
     Pass(u64),
     Join {
         tries: bool,
     },
-    /// Whoever has this index among those who wait leaves.
+    /// The waiting acquire with this index is cancelled.
     Leave(usize),
     Acquired(Reply),
     NotSent,
@@ -61,13 +62,13 @@ fn acquisition(reply: Reply, now: u64) -> Result<AcquireOutcome, Error> {
     }
 }
 
-/// What is known of a queue from outside.
+/// What the test knows about the queue without looking into it.
 #[derive(Default)]
 struct Observed {
     waiting: BTreeSet<u64>,
     wake: Option<Stamp>,
     is_over: bool,
-    /// An acquire is in flight, or the store may have something of the claim otherwise.
+    /// An acquire is in flight, or the store may have a place or a lease of the claim for another reason.
     in_flight: bool,
     at_store: bool,
 }
@@ -132,7 +133,7 @@ proptest! {
                     now += ms;
                     if seen.wake.is_some_and(|wake| wake <= at(now)) {
                         due = true;
-                        // Without a reply by now it counts as unknown.
+                        // A reply that has not come by now counts as unknown.
                         seen.at_store |= seen.in_flight;
                         queue.handle_timeout(&rules, at(now), &mut out);
                         seen.in_flight &= false;
@@ -167,7 +168,8 @@ proptest! {
                 Input::Renewed(asked, reply) => {
                     let answer = reply.answer(now);
                     queue.handle_renewal_reply(&rules, PlaceNumber::new(asked), answer, at(now), &mut out);
-                    // Only a renewal of its place says that there is none, which the machine knows better than this test.
+                    // Only the reply to a renewal of its place says that the place is gone, and this test does not
+                    // follow those replies.
                     if matches!(reply, Reply::Lost | Reply::Free) && !seen.in_flight {
                         seen.at_store = false;
                     }

@@ -1,4 +1,4 @@
-//! A client: the machines that ship in the keeper, and what the keeper does around them.
+//! A client: the keeper's own state machines, and what the keeper does around them.
 
 use leasehold_core::backend::{
     AcquireOutcome, Confirmation, Delivery, Grant, LeaseKind, Mode, OnContention, PlaceNumber, RenewReply, Stamp,
@@ -20,7 +20,7 @@ pub(super) struct Client {
     sends_left: u8,
     claims: u8,
     acquires: u64,
-    /// Claims of which something was answered, and the tick of the newest request of each.
+    /// The claims that have had a reply, each with the tick of the newest request that has one.
     answered: Vec<u8>,
     newest: Vec<(u8, u8)>,
     pub(super) is_dead: bool,
@@ -30,7 +30,7 @@ pub(super) struct Client {
 pub(super) struct Queue {
     claim: u8,
     machine: WaitQueue<u64>,
-    /// Who waits, in order.
+    /// The waiting acquires, in order.
     pub(super) acquires: Vec<u64>,
     wake: Option<Stamp>,
 }
@@ -50,14 +50,14 @@ struct Closing {
     wake: Stamp,
 }
 
-/// What a client sends, and the tokens that its holders see.
+/// The requests of a client, and the tokens that its holders see.
 #[derive(Debug, Default)]
 pub(super) struct Sent {
     pub(super) requests: Vec<Request>,
     pub(super) tokens: Vec<u64>,
 }
 
-/// What the clock and the world say.
+/// The time and the world.
 pub(super) struct Scene<'a> {
     pub(super) world: &'a World,
     pub(super) now: u8,
@@ -103,7 +103,7 @@ impl Client {
         }
     }
 
-    /// Nothing is left of a process that is killed.
+    /// The process is killed, and its state is lost.
     pub(super) fn kill(&mut self) {
         *self = Self { enters_left: 0, sends_left: 0, queue: None, is_dead: true, ..self.clone() };
         self.leases.clear();
@@ -112,7 +112,7 @@ impl Client {
         self.newest.clear();
     }
 
-    /// Whatever was lost, it sends again.
+    /// Its calls fail, so the client sends its requests again.
     pub(super) fn may_send_again(&mut self) {
         self.sends_left = u8::MAX;
     }
@@ -196,7 +196,7 @@ impl Client {
         self.feed(scene, |queue, out| queue.leave(&rules, acquire, now, out).map(drop).unwrap_or_default());
     }
 
-    /// The holder gives its lease up.
+    /// The holder releases its lease.
     pub(super) fn release_lease(&mut self, scene: &mut Scene<'_>, claim: u8) {
         let (rules, now) = (scene.rules(), scene.stamp());
         let mut ending = None;
@@ -226,7 +226,7 @@ impl Client {
                 self.feed(scene, |queue, out| queue.handle_acquire_reply(&rules, answer, now, out));
             }
             Verb::Acquire { in_doubt } => {
-                // Every acquire has left the queue since.
+                // The queue has given up this claim since.
                 self.disposals.retain(|closing| closing.claim != claim || !closing.machine.awaits_call());
                 let delivery = match reply {
                     Reply::Holds { .. } | Reply::Waits { .. } if !in_doubt => Some(Delivery::Confirmed),
@@ -264,7 +264,7 @@ impl Client {
         }
     }
 
-    /// Takes a pushed grant. It says nothing about when the lease began.
+    /// Handles a pushed grant. The push does not say when the lease began.
     pub(super) fn receive_push(&mut self, scene: &mut Scene<'_>, push: Push) {
         let (rules, now) = (scene.rules(), scene.stamp());
         let place = self.place(scene, push.place);
@@ -441,7 +441,7 @@ impl Client {
     }
 }
 
-/// Checks the token of a claim that holds since now, and notes it.
+/// Checks the token of a claim that has just been granted the lock, and stores it.
 pub(super) fn note_token(highest: &mut u64, token: u64) -> Result<(), Broken> {
     if token <= *highest {
         return Err(Broken::Token);

@@ -1,4 +1,4 @@
-//! All states of a world, or random walks through it.
+//! Visits all states of a world, or walks through them at random.
 
 use std::collections::HashSet;
 use std::fmt::{self, Write};
@@ -11,25 +11,25 @@ use super::server::serve;
 use super::{Broken, Reply, Request, State, Step, Verb, World, add, client_of, fair, remove};
 use crate::chance::Chance;
 
-/// What was found.
+/// The result of an exploration.
 #[derive(Debug)]
 pub(crate) struct Findings {
     pub(crate) states: usize,
     pub(crate) broken: Option<Broken>,
-    /// How it came to that, one step a line; empty when nothing is broken.
+    /// The steps that led there, one on each line. Empty if nothing is broken.
     pub(crate) trace: Vec<String>,
 }
 
-/// The continuation in a fair world takes as long as many steps, so not every state has one.
+/// The continuation in a fair world takes as long as many steps, so it does not run for every state.
 const FAIR_EVERY: usize = 8;
 
-/// Visits every reachable state, breadth first, until a promise is broken or so many states were visited.
+/// Visits every reachable state, breadth first, until a promise is broken or `most` states have been visited.
 ///
-/// Plain search instead of a model checker's framework: the states are few enough to be kept as hashes, the
-/// continuation that [`Broken::Wake`] needs is a simulation of its own, and the shortest trace comes for free.
+/// It is a plain search and not a model checker's framework: the states are few enough to be stored as hashes, the
+/// continuation that [`Broken::Wake`] needs is a simulation of its own, and breadth first finds the shortest trace.
 pub(crate) fn exhaust(world: &World, most: usize) -> Findings {
     let mut seen = HashSet::from([fingerprint(&State::new(world))]);
-    // How each state was reached: the index of the one before, and the step.
+    // How each state was reached: the index of the previous state, and the step.
     let mut paths: Vec<(usize, Step)> = vec![(0, Step::Tick)];
     let mut level = vec![(0, State::new(world))];
     while !level.is_empty() && seen.len() < most {
@@ -57,7 +57,8 @@ pub(crate) fn exhaust(world: &World, most: usize) -> Findings {
     Findings { states: seen.len(), broken: None, trace: Vec::new() }
 }
 
-/// Goes from the beginning to an end so often, by chance, until a promise is broken. The same seed takes the same ways.
+/// Walks from the first state to an end at random, this many times or until a promise is broken. The same seed takes
+/// the same steps.
 pub(crate) fn walk(world: &World, walks: usize, seed: u64) -> Findings {
     let mut chance = Chance::new(seed);
     let mut states = 0;
@@ -66,7 +67,7 @@ pub(crate) fn walk(world: &World, walks: usize, seed: u64) -> Findings {
         let mut taken = Vec::new();
         loop {
             let mut steps = state.steps(world);
-            // Let things happen within a tick, and let few acquires and processes end early.
+            // Makes most steps happen within a tick, and ends few acquires and processes early.
             if chance.below(4) > 0 && steps.len() > 1 && state.now < world.end {
                 steps.retain(|step| *step != Step::Tick);
             }
@@ -110,7 +111,8 @@ fn trace(paths: &[(usize, Step)], mut index: usize, last: Step) -> Vec<String> {
     steps
 }
 
-/// The hash of all that `Debug` prints, which for these types is all that they hold: errors cannot be hashed.
+/// The hash of what `Debug` prints, which for these types is everything that they contain. Errors do not implement
+/// `Hash`.
 fn fingerprint(value: &impl fmt::Debug) -> u64 {
     struct Sink(DefaultHasher);
 
@@ -174,7 +176,7 @@ impl State {
         steps
     }
 
-    /// The state after a step; the same where the step cannot be.
+    /// The state after a step. It is the same state if the step is not possible.
     fn after(&self, world: &World, step: Step) -> Result<Self, Broken> {
         let mut next = self.clone();
         match step {
@@ -196,7 +198,7 @@ impl State {
                 next.serve(world, request)?;
             }
             Step::Fail(request) => {
-                // Its reply will not be heard any more.
+                // Nothing receives its reply any more.
                 remove(&mut next.requests, &request);
                 add(&mut next.requests, Request { is_abandoned: true, ..request });
                 next.with(world, client_of(request.claim), |client, scene| {

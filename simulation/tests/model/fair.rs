@@ -1,13 +1,13 @@
-//! From any state on, were the world fair: everything in flight is lost and no push ever comes again, but holders release, requests are
-//! answered at once, and timers fire when they are due. Everybody who waits must hold soon after the last lease or place that stands now
-//! has run out.
+//! Continues from any state in a fair world. Everything in flight is lost and no push ever arrives, but holders
+//! release, requests get a reply at once, and timers fire when they are due. Every waiting acquire must get the lock
+//! soon after the last lease or place that exists now has expired.
 
 use super::client::{Client, Scene, Sent};
 use super::server::serve;
 use super::{Broken, Request, State, World, client_of};
 
-/// So many ticks after the last lease or place has run out, everybody has held. A pause after a failure may last for one, as may a call
-/// that was lost, and each waiter comes after those before it.
+/// This many ticks after the last lease or place has expired, every waiting acquire has had the lock. A pause after a
+/// failure can take a tick, as can a lost call, and the waiters get the lock one after another.
 const PATIENCE: u8 = 8;
 
 pub(super) fn check(world: &World, state: &State) -> Result<(), Broken> {
@@ -19,7 +19,7 @@ pub(super) fn check(world: &World, state: &State) -> Result<(), Broken> {
     let stands = state.record.places.iter().map(|place| place.until);
     let stands = stands.chain(state.record.holders.iter().map(|lease| lease.until));
     let last = stands.map(|until| until.since_start().as_secs()).max().unwrap_or(0);
-    // Without a queue at the server, each waiter may need two polls after the one before it.
+    // Without a queue at the server, each waiter may need two polls after the waiter before it has released.
     let polls = if world.has_queue { 0 } else { 2 * world.acquires * state.clients.len() as u8 };
     let last = u8::try_from(last.min(u64::from(world.end) * 2)).unwrap_or(u8::MAX).max(state.now) + PATIENCE + polls;
     state.clients.iter_mut().for_each(Client::may_send_again);
@@ -33,9 +33,9 @@ pub(super) fn check(world: &World, state: &State) -> Result<(), Broken> {
     Err(Broken::Wake)
 }
 
-/// Lets everything happen that happens within a tick.
+/// Runs everything that happens within a tick.
 fn settle(world: &World, state: &mut State) -> Result<(), Broken> {
-    // Timers may set each other off, but not for ever within one tick.
+    // Timers may trigger each other, but not for ever within one tick.
     for _ in 0..64 {
         let before = act(world, state, |client, scene| {
             let claims: Vec<_> = client.given().collect();
@@ -52,7 +52,8 @@ fn settle(world: &World, state: &mut State) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Has every client do something, and works on what it sends until nothing is sent any more. Whether any did something.
+/// Lets every client do one thing, and executes its requests until it sends no more. Returns whether any client did
+/// something.
 fn act(
     world: &World,
     state: &mut State,

@@ -1,10 +1,10 @@
-//! A model of waiting: the state machines that ship in the keeper and the rules that ship in `LockRecord`, a few clients, and a network
-//! that may do anything.
+//! A model of waiting: the keeper's own state machines, the rules of `LockRecord`, a few clients, and a network that
+//! may do anything.
 //!
-//! Clients send requests. Those wait in the network and are worked on at any later time, in any order, twice, or never; the same goes
-//! for answers and pushes. A call may fail while its request is still in flight. An acquire may be cancelled, a lease released and a
-//! process killed at any point, and a timer of the keeper may fire late. Time is in ticks and runs at the same rate for all: drift is the
-//! margin's concern, and the simulation's.
+//! Clients send requests. A request stays in the network and is executed at any later time, in any order, twice, or
+//! never. Replies and pushes arrive in the same way. A call may fail while its request is still in flight. At any
+//! point, an acquire may be cancelled, a lease released and a process killed, and a timer of the keeper may fire late.
+//! Time is in ticks and runs at the same rate for all: the simulation tests clock drift.
 
 mod client;
 mod explore;
@@ -19,13 +19,13 @@ use client::Client;
 use leasehold_core::backend::Stamp;
 use leasehold_core::memory::LockRecord;
 
-/// How many clients a state has room for; those beyond [`World::clients`] never begin.
+/// How many clients a state has room for. Those beyond [`World::clients`] never start.
 const ROOM: usize = 3;
 
-/// How many claims a client can draw. Its requests for more are lost.
+/// How many claims a client can create. Its requests for more are lost.
 const CLAIMS: u8 = 32;
 
-/// What is explored.
+/// The world that is explored.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
     pub(crate) clients: usize,
@@ -34,15 +34,15 @@ pub(crate) struct World {
     /// In ticks.
     pub(crate) ttl: u8,
     pub(crate) place_ttl: u8,
-    /// Whether the server keeps a queue. Without one its clients poll, as those of a row lease do.
+    /// Whether the server keeps a queue. Without one, clients poll, as with a row lease.
     pub(crate) has_queue: bool,
     /// The last tick.
     pub(crate) end: u8,
     /// How many requests of one client reach the network.
     pub(crate) sends: u8,
-    /// Whether calls fail and requests are worked on twice.
+    /// Whether calls fail and requests are executed twice.
     pub(crate) faults: bool,
-    /// Which rule is broken.
+    /// The rule that is broken.
     pub(crate) sabotage: Option<Sabotage>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) enum Sabotage {
     ReleaseEndsAnybodysLease,
     RenewTakesAnExpiredLease,
     AcquireTakesAHeldLease,
-    // Between the server and the machines of a client: what they are told, and what becomes of what they want.
+    // Between the server and the machines of a client: their inputs, and what is done with their outputs.
     ConfirmationsOfAnotherPlaceCount,
     ValidityFromThePush,
     ValidityFromTheNewestRequest,
@@ -73,30 +73,31 @@ pub(crate) enum Sabotage {
     QueuesAreNeverWoken,
 }
 
-/// Which promise was broken.
+/// The promise that was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
     /// Two claims hold at once.
     Exclusion,
-    /// A token is not higher than all that were seen before it.
+    /// A token is not higher than every token that was seen before it.
     Token,
-    /// A claim is back after its release was applied.
+    /// A claim has a lease or a place again after its release was executed.
     Orphan,
-    /// A lease passed an older place.
+    /// A claim was granted the lock before an older place.
     Fifo,
-    /// A renewal made something of nothing.
+    /// A renewal created a lease or a place.
     Created,
-    /// The lock stayed free after a request although an acquire waits.
+    /// The lock stayed free after a request although an acquire is waiting.
     Unserved,
     /// A lease lasts longer than the place that it came from.
     Outlasts,
-    /// An acquire that continues to wait does not get the lock when all leases and places of the dead have run out.
+    /// An acquire that continues to wait does not get the lock after all leases and places of killed processes have
+    /// expired.
     Wake,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Verb {
-    /// `in_doubt`: an earlier acquire of the claim was never answered.
+    /// `in_doubt`: an earlier acquire of the claim never had a reply.
     Acquire {
         in_doubt: bool,
     },
@@ -115,11 +116,11 @@ struct Request {
     claim: u8,
     sent: u8,
     verb: Verb,
-    /// Its call has failed: nobody hears the reply.
+    /// Its call has failed, so nothing receives the reply.
     is_abandoned: bool,
 }
 
-/// The client that draws a claim.
+/// The client that creates a claim.
 const fn client_of(claim: u8) -> usize {
     (claim / CLAIMS) as usize
 }
@@ -139,7 +140,7 @@ enum Reply {
     Ended {
         had: bool,
     },
-    /// The call failed, and whether the store works on its request is not known.
+    /// The call failed, and it is unknown whether the store executes its request.
     Unknown,
 }
 
@@ -155,7 +156,7 @@ struct Push {
 struct State {
     now: u8,
     record: LockRecord<u8>,
-    /// The claims whose release was applied.
+    /// The claims whose release was executed.
     released: Vec<u8>,
     clients: [Client; ROOM],
     requests: Vec<Request>,
@@ -173,11 +174,11 @@ enum Step {
     Enter {
         client: usize,
     },
-    /// The first acquire that waits in a client is cancelled.
+    /// The first waiting acquire of a client is cancelled.
     Cancel {
         client: usize,
     },
-    /// A lease is given up.
+    /// A lease is released by its holder.
     Release {
         claim: u8,
     },

@@ -1,4 +1,4 @@
-//! The server's half: the shipped rules, the ways to break them, and what must be true after each operation.
+//! The server: the rules of the memory store, the ways to break them, and what must be true after each operation.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::{Broken, Push, Reply, Request, Sabotage, Verb, World, at, ticks};
 
 type Record = LockRecord<u8>;
 
-/// Works on one request. What a release has withdrawn is checked by the caller, who remembers it.
+/// Executes one request. The caller remembers and checks what a release has withdrawn.
 pub(super) fn serve(
     world: &World,
     record: &mut Record,
@@ -24,7 +24,8 @@ pub(super) fn serve(
         Some(sabotage) => broken(world, sabotage, record, request, now, &mut handoffs),
         None => by_the_rules(world, record, request, now, &mut handoffs),
     };
-    // Ticks are seconds, so no tombstone ends within a run; without its time, equal states are equal.
+    // A tick is a second, so no tombstone expires within a run. Without the tombstone's time, states that behave alike
+    // are equal.
     record.tombstones.iter_mut().for_each(|(_, until)| *until = never());
     record.tombstones.sort_unstable();
     check(record, request, now, had)?;
@@ -97,7 +98,7 @@ fn broken(
         (Sabotage::OnlyTheHeadsLookServes, Verb::Acquire { .. } | Verb::Renew { .. })
             if is_free && record.live_places(at(now)).next().is_some_and(|head| head.party != claim) =>
         {
-            // Looks as if the lease were still there.
+            // Replies as if the lease still existed.
             let there = LeaseRecord {
                 party: u8::MAX,
                 place: PlaceNumber::NONE,
@@ -148,7 +149,7 @@ fn broken(
     reply
 }
 
-/// What must be true after every operation on a lock.
+/// Checks what must be true after every operation on a lock.
 fn check(record: &Record, request: Request, now: u8, had: bool) -> Result<(), Broken> {
     if let Some(lease) = record.holders.first()
         && record.places.iter().any(|place| place.place < lease.place)
@@ -165,7 +166,7 @@ fn check(record: &Record, request: Request, now: u8, had: bool) -> Result<(), Br
     Ok(())
 }
 
-/// A place that becomes a lease ends when it would have ended: nobody may be there to use it.
+/// A lease that comes from a place ends when the place would have ended: its client may be gone.
 fn check_handoff(record: &Record, request: Request, places: &[(u8, Stamp)]) -> Result<(), Broken> {
     let outlasts = |lease: &LeaseRecord<u8>| {
         places.iter().any(|(party, until)| *party == lease.party && *party != request.claim && *until < lease.until)
@@ -177,7 +178,7 @@ fn never() -> Stamp {
     Stamp::ZERO.plus(Duration::MAX)
 }
 
-/// Until when the lease or place of a claim lasts, if it has one.
+/// When the lease or place of a claim ends, if it has one.
 fn lasts_until(record: &Record, claim: u8, now: u8) -> Option<Stamp> {
     let lease = record.live_lease(at(now)).filter(|lease| lease.party == claim).map(|lease| lease.until);
     lease.or_else(|| record.live_places(at(now)).find(|place| place.party == claim).map(|place| place.until))

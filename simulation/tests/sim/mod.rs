@@ -1,8 +1,10 @@
-//! The simulation: clients of lock-core on a simulated clock and a simulated network, with an oracle that sees everything.
+//! The simulation: clients of lock-core on a simulated clock and a simulated network, with an oracle that sees
+//! everything.
 //!
-//! One run is one seed, one thread and one paused tokio runtime, and nothing in it depends on anything else. True time is
-//! the runtime's, and the store's clock shows it. Phases with faults, in which clocks drift, processes pause, connections break and
-//! messages are lost, late or doubled, alternate with quiet phases, in which every waiter is served and nothing may be left.
+//! A run has one seed, one thread and one paused tokio runtime, and depends on nothing else. True time is the runtime's
+//! time, and the store's clock shows it. Fault phases alternate with quiet phases. In a fault phase clocks drift,
+//! processes pause, connections break, and messages are lost, late or duplicated. In a quiet phase every waiter gets
+//! its lock, and at the end nothing may be left at the store.
 
 mod oracle;
 mod process;
@@ -28,11 +30,11 @@ use crate::chance::Chance;
 pub(crate) struct Scenario {
     pub(crate) seed: u64,
     pub(crate) sabotage: Option<Sabotage>,
-    /// The store loses its data now and then: exclusion ends there, fencing does not.
+    /// The store loses its data now and then. Exclusion cannot hold then, but fencing must.
     pub(crate) store_forgets: bool,
 }
 
-/// Bugs that are introduced to show that the oracle detects them.
+/// Bugs that are introduced to prove that the oracle detects them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sabotage {
     // In the backend.
@@ -59,14 +61,14 @@ pub(crate) enum Sabotage {
     AcquiresTakeLonger,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// The first.
     pub(crate) violation: Option<Violation>,
     /// Every rule that was broken.
     pub(crate) violated: Vec<Rule>,
-    /// A hash of everything that happened, and how much that was.
+    /// A hash of everything that happened, and the number of events.
     pub(crate) trace: u64,
     pub(crate) steps: u64,
     pub(crate) lines: Vec<String>,
@@ -83,19 +85,19 @@ pub(crate) struct World {
     ttl: Duration,
     chance: Mutex<Chance>,
     network: Mutex<Network>,
-    /// The store stands still until then.
+    /// The store is paused until then.
     stalled_until: Mutex<Option<Instant>>,
 }
 
-/// A machine: its process, and the client that runs in it now.
+/// A machine: its process, and the process's current client.
 struct Machine {
     process: Arc<Process>,
     client: Mutex<LockClient>,
     index: u64,
 }
 
-/// How fast clocks may run, in millionths of the store's: slower, hardly within the margin of 10 %. A faster one only makes
-/// leases shorter.
+/// How fast clocks may run, in millionths of the rate of the store's clock. The slowest is only just within the margin
+/// of 10 %. A faster clock only makes leases shorter.
 const RATES: [u64; 2] = [901_000, 1_085_000];
 
 pub(crate) fn run(scenario: Scenario, keeps_lines: bool) -> Outcome {
@@ -103,7 +105,7 @@ pub(crate) fn run(scenario: Scenario, keeps_lines: bool) -> Outcome {
     let runtime = runtime.expect("a runtime without threads");
     let (world, left) = runtime.block_on(async {
         let world = simulate(scenario, keeps_lines).await;
-        // Everything that anybody started has ended by itself.
+        // Everything that was started has ended by itself.
         (world, tokio::runtime::Handle::current().metrics().num_alive_tasks())
     });
     world.oracle.check(left == 0, Rule::NothingLeft, || format!("{left} tasks are left"));
@@ -152,12 +154,12 @@ async fn simulate(scenario: Scenario, keeps_lines: bool) -> Arc<World> {
     }
     user::long_hold(&world, &machines[0]).await;
     drop(machines);
-    // A withdraw that nobody answered continues for a ttl; a call that hangs, for ten bounds at most.
+    // A withdraw without a reply continues for a ttl, and a call that hangs for at most ten call bounds.
     sleep(world.ttl + LATEST + Duration::from_secs(40)).await;
     world
 }
 
-/// A time in which anything may happen.
+/// A phase in which anything may happen.
 async fn fault_phase(world: &Arc<World>, machines: &[Arc<Machine>]) {
     let (length, network) = {
         let mut chance = world.chance();
@@ -188,7 +190,7 @@ async fn fault_phase(world: &Arc<World>, machines: &[Arc<Machine>]) {
     }
 }
 
-/// Has the oracle look at all locks at any moment until `end`, whatever is still on its way.
+/// Makes the oracle check all locks at random moments until `end`, whatever is still in flight.
 async fn check_all(world: Arc<World>, end: Instant) {
     while Instant::now() < end {
         let pause = world.chance().spread(20, 4000);
@@ -197,7 +199,7 @@ async fn check_all(world: Arc<World>, end: Instant) {
     }
 }
 
-/// What happens to a machine during a fault phase.
+/// Makes faults happen to a machine during a fault phase.
 async fn inject_faults(world: Arc<World>, machine: Arc<Machine>, end: Instant) {
     let longest = (world.ttl * 3).as_millis() as u64;
     let mean = world.ttl.as_millis() as u64;
@@ -250,10 +252,10 @@ async fn inject_faults(world: Arc<World>, machine: Arc<Machine>, end: Instant) {
     machine.process.set_rate(TRUE_RATE);
 }
 
-/// With the latest message it is still less than a tombstone lasts.
+/// Together with the longest delay of a message it is shorter than a tombstone lasts.
 const LONGEST_STALL: Duration = Duration::from_secs(12);
 
-/// The store stops now and then, and then works on everything that has arrived meanwhile.
+/// The store pauses now and then, and afterwards executes everything that has arrived meanwhile.
 async fn stall(world: Arc<World>, end: Instant) {
     let mean = world.ttl.as_millis() as u64;
     while Instant::now() < end {
@@ -278,19 +280,19 @@ async fn forget(world: Arc<World>, end: Instant) {
     }
 }
 
-/// A time in which everybody is served, and nothing is left in the end.
+/// A phase in which every waiter gets its lock, and at whose end nothing is left at the store.
 async fn quiet_phase(world: &Arc<World>, machines: &[Arc<Machine>]) {
     *world.network.lock().expect("no panic while it is locked") = Network::QUIET;
     settle(world, machines).await;
 
-    // All contend: each release serves the next one at once.
+    // All compete for one lock: each release must grant it to the next waiter at once.
     world.oracle.slowest_handoff();
     let contenders: Vec<_> =
         machines.iter().map(|machine| tokio::spawn(user::contend(world.clone(), machine.clone()))).collect();
     for task in contenders {
         task.await.expect("no task of a run panics");
     }
-    // The release, the push, and a place whose renewal was on its way.
+    // The time of the release, of the push, and of a place's renewal that was in flight.
     let (slowest, bound) = (world.oracle.slowest_handoff(), QUIET_LATENCY * 4 + Duration::from_millis(10));
     world.oracle.check(slowest <= bound, Rule::Served, || format!("a handoff took {slowest:?}"));
 
@@ -298,8 +300,8 @@ async fn quiet_phase(world: &Arc<World>, machines: &[Arc<Machine>]) {
     settle(world, machines).await;
 }
 
-/// Goes on looking until the last late message has arrived and the last withdrawn claim has run out. Only then may nothing be
-/// left: a late copy of a request that was answered can take a lock for a ttl.
+/// Checks the store until the last late message has arrived and the last withdrawn claim has expired. Only then must
+/// nothing be left: a late copy of a request that has had its reply can take a lock for a ttl.
 async fn settle(world: &Arc<World>, machines: &[Arc<Machine>]) {
     check_all(world.clone(), Instant::now() + world.ttl + LATEST + Duration::from_secs(5)).await;
     let resource_counts = world.store.resource_counts();
@@ -322,7 +324,7 @@ impl World {
         *self.network.lock().expect("no panic while it is locked")
     }
 
-    /// How long a message is in flight; `None` when it gets lost.
+    /// How long a message is in flight. `None` if it is lost.
     fn latency(&self) -> Option<Duration> {
         let network = self.network();
         let mut chance = self.chance();
@@ -335,7 +337,7 @@ impl World {
         }
     }
 
-    /// Waits until the store works. What arrived meanwhile stays in its order.
+    /// Waits while the store is paused. Requests that arrived meanwhile keep their order.
     async fn works(&self) {
         let until = *self.stalled_until.lock().expect("no panic while it is locked");
         if let Some(until) = until {
@@ -370,7 +372,7 @@ impl Machine {
         self.client.lock().expect("no panic while it is locked").clone()
     }
 
-    /// Another client takes the place of the old one, which is shut down, or left to those who still hold its locks.
+    /// Replaces the client by a new one. The old one is shut down, or kept alive by the guards that still use it.
     async fn restart(&self, world: &Arc<World>, shuts_down: bool) {
         let old = std::mem::replace(
             &mut *self.client.lock().expect("no panic while it is locked"),

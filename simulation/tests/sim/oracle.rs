@@ -1,4 +1,4 @@
-//! Sees everything, by the true clock, and says what broke.
+//! The oracle: sees everything that happens, by the true clock, and reports what broke a rule.
 
 mod claims;
 
@@ -15,30 +15,30 @@ use tokio::time::Instant;
 use self::claims::ClaimBook;
 use super::process::Process;
 
-/// What must hold, with the numbers of the invariants.
+/// The rules, with the numbers of the invariants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Rule {
-    /// 1: two hold at once.
+    /// 1: no two hold at once.
     Exclusion,
     /// 2: tokens are unique and rise.
     Fencing,
-    /// 3 and 4: who holds is who the store says.
+    /// 3 and 4: a holder is the one that the store has recorded.
     StoreAgrees,
-    /// 5: the first look after a pause is right.
+    /// 5: the first check after a pause has the right result.
     AfterPause,
-    /// 6: loss is told in time.
+    /// 6: a loss is reported in time.
     ToldInTime,
-    /// 6: and only when it is true.
+    /// 6: a loss is reported only if the lease is lost.
     ToldRightly,
-    /// 8: no renewal after the end.
+    /// 8: no renewal is sent after the end.
     Silence,
     /// 9: a claim with an open acquire is released as in doubt.
     Delivery,
-    /// 9, 12: what was withdrawn stays away, nothing is left behind.
+    /// 9, 12: a withdrawn claim never holds the lock again, and nothing is left behind.
     NothingLeft,
-    /// 8, 9: a lease that nobody wants is released, and does not just run out.
+    /// 8, 9: a lease that nothing uses is released, and does not just expire.
     Abandoned,
-    /// 10, 13: whoever waits is served in time.
+    /// 10, 13: a waiter gets the lock in time.
     Served,
     /// 11: every call ends within its bound.
     Bounded,
@@ -67,31 +67,31 @@ pub(crate) struct Oracle {
 struct State {
     trace: u64,
     steps: u64,
-    /// The newest lines, when somebody wants to read them.
+    /// The newest lines, if they are kept.
     lines: Option<Vec<String>>,
-    /// The first of each rule.
+    /// The first violation of each rule.
     violations: Vec<Violation>,
     claims: HashMap<OwnerToken, ClaimBook>,
-    /// Whose grant a token is.
+    /// The claim that was granted with each token.
     owners: HashMap<(LockName, u64), OwnerToken>,
     holds: Vec<Hold>,
     tokens: HashSet<(LockName, u64)>,
     highest: HashMap<LockName, u64>,
-    /// When the lock was last given back by a release that its holder called.
+    /// When its holder last released the lock.
     released: HashMap<LockName, Duration>,
     slowest_handoff: Duration,
-    /// Until then holders may believe in what the store forgot.
+    /// Until then, leases that the store has lost may still be valid for their holders.
     outside_until: Duration,
 }
 
-/// A claim that nobody wants is released by then. Whoever waits renews its place every 3.3 s.
+/// A claim that nothing uses is released within this time. A waiter renews its place every 3.3 s.
 const RELEASED_BY: Duration = Duration::from_secs(8);
 
-/// A lease in the hands of a user.
+/// A lease for which a user has a guard.
 struct Hold {
     guard: Weak<LockGuard>,
     process: Arc<Process>,
-    /// When its process was paused: the validity, and the time on the own and on the true clock.
+    /// At the moment when its process was paused: the validity, and the time on its own and on the true clock.
     paused: Option<(Stamp, Stamp, Duration)>,
 }
 
@@ -109,7 +109,7 @@ impl Oracle {
         self.start.elapsed()
     }
 
-    /// Adds to the trace, by which two runs are compared.
+    /// Adds a line to the trace. Two runs are compared by their traces.
     pub(crate) fn note(&self, what: &'static str, who: u64, value: u64) {
         let now = self.now();
         let mut state = self.state();
@@ -153,9 +153,9 @@ impl Oracle {
         (state.trace, state.steps, state.lines.take().unwrap_or_default())
     }
 
-    // What users see.
+    // Events of users.
 
-    /// A user has a guard in hands. `shared` is a second guard of one holder.
+    /// A user has a guard. `shared`: it is a second guard of the same lease.
     pub(crate) fn granted(&self, guard: &Arc<LockGuard>, process: &Arc<Process>, shared: bool) {
         let (now, token, name) = (self.now(), guard.fencing_token().get(), guard.name().clone());
         self.note("granted", id(guard.lease_ref().claim.owner()), token);
@@ -166,7 +166,7 @@ impl Oracle {
             let step = state.steps;
             state.claims.entry(owner).or_default().granted.get_or_insert(step);
             let fresh = state.tokens.insert((name.clone(), token)) || shared;
-            // Whoever was granted what the store then forgot may hear of it after the next one.
+            // A claim whose lease the store then lost may receive its grant after the next claim has received its own.
             let outside = now < state.outside_until;
             let seen = state.highest.entry(name.clone()).or_default();
             let highest = if outside { 0 } else { *seen };
@@ -190,7 +190,7 @@ impl Oracle {
         self.look(&name);
     }
 
-    /// A user is about to end a guard.
+    /// A user is about to release or drop a guard.
     pub(crate) fn ending(&self, guard: &LockGuard, releases: bool) {
         let (now, owner) = (self.now(), *guard.lease_ref().claim.owner());
         let mut state = self.state();
@@ -202,20 +202,20 @@ impl Oracle {
         }
     }
 
-    /// The longest time from a release to the next grant since this was asked last.
+    /// The longest time from a release to the next grant since the last call of this function.
     pub(crate) fn slowest_handoff(&self) -> Duration {
         let mut state = self.state();
         state.released.clear();
         std::mem::take(&mut state.slowest_handoff)
     }
 
-    /// How much has happened so far.
+    /// The number of events so far.
     pub(crate) fn steps(&self) -> u64 {
         self.state().steps
     }
 
-    /// The store is about to forget everything. Its promises hold again after the ttl, with which the validity of every lease
-    /// from before has ended: the margin is there for clocks that run slow.
+    /// The store is about to lose its data. Its promises hold again after the ttl. By then, the validity of every
+    /// earlier lease has ended: the margin covers clocks that run slow.
     pub(crate) fn store_forgets(&self, ttl: Duration) {
         self.note("forget", 0, 0);
         let now = self.now();
@@ -224,7 +224,7 @@ impl Oracle {
         state.claims.values_mut().for_each(|claim| claim.withdrawn = false);
     }
 
-    /// Holds everybody's known about a lock against the others' and the store's.
+    /// Compares what each holder knows about a lock with what the others know and with the store.
     pub(crate) fn look(&self, name: &LockName) {
         let guards: Vec<_> = {
             let state = self.state();
@@ -236,7 +236,7 @@ impl Oracle {
         };
         let mut holders: Vec<u64> = Vec::new();
         for (guard, process) in guards {
-            // A paused process looks at nothing, but its validity ends all the same.
+            // A paused process checks nothing, but its validity ends all the same.
             let valid_until = process.now().plus(guard.validity());
             if valid_until > process.own_time() {
                 holders.push(guard.fencing_token().get());
@@ -257,7 +257,7 @@ impl Oracle {
         }
     }
 
-    /// Whether somebody still wants the lease that the store has, or gives it back.
+    /// Whether something still uses the lease that the store has, or is releasing it.
     fn check_holder(&self, name: &LockName, token: u64) {
         let now = self.now();
         let (owner, quiet) = {
@@ -271,7 +271,7 @@ impl Oracle {
             if is_held || was_paused {
                 claim.wanted = now;
             }
-            // A second copy of a request that was answered can take a lock of which its client knows nothing.
+            // A second copy of a request that has had its reply can take the lock without its client's knowledge.
             if claim.releases.is_some() || claim.runs_out || claim.served > claim.sent {
                 return;
             }
@@ -284,13 +284,13 @@ impl Oracle {
         });
     }
 
-    /// Everything is about to stand still in this process.
+    /// This process is about to be paused.
     pub(crate) fn pauses(&self, process: &Arc<Process>) {
         let (own, now) = (process.own_time(), self.now());
         self.each_of(process, |guard, paused| *paused = Some((own.plus(guard.validity()), own, now)));
     }
 
-    /// It continues in this instant, and no task has run yet: what do the guards say?
+    /// The process continues at this instant, and no task has run yet. Checks what the guards report.
     pub(crate) fn resumes(&self, process: &Arc<Process>) {
         self.each_of(process, |guard, paused| {
             if let Some((until, own, then)) = paused.take() {
@@ -313,7 +313,7 @@ impl Oracle {
     }
 }
 
-/// Names a claim in the trace. The owner tokens of a simulation are no secret.
+/// The name of a claim in the trace. The owner tokens of a simulation are not secret.
 pub(crate) fn id(owner: &OwnerToken) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = *owner.as_bytes();
     u64::from_le_bytes([a, b, c, d, e, f, g, h])

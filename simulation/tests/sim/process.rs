@@ -1,4 +1,5 @@
-//! A process of the simulation: a clock that drifts, pauses and suspends in which nothing runs, a connection that can be closed.
+//! A process of the simulation: its clock drifts, it can be paused or its machine suspended, and its connection can be
+//! closed.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -6,36 +7,37 @@ use std::time::Duration;
 use leasehold_core::backend::{Clock, CoreHandle, Event, Stamp};
 use tokio::time::Instant;
 
-/// One client's process. Its clock is the client's.
+/// The process of one client, which uses its clock.
 ///
-/// While it is paused its clock seems to stand still and nothing leaves or reaches it, so whatever its tasks do meanwhile
-/// could as well have happened just before the pause. When it continues, the clock has jumped. After a pause the timers that
-/// came due meanwhile fire at once. In a suspend of the whole machine they stood still, and still have their rest to run.
+/// While it is paused, its clock appears to stand still and nothing leaves or reaches it. So anything that its tasks do
+/// meanwhile could have happened just before the pause. When it continues, the clock jumps. After a pause, the timers
+/// that came due meanwhile fire at once. While the whole machine is suspended timers stand still, so the rest of their
+/// time is still to come.
 pub(crate) struct Process {
     start: Instant,
     state: Mutex<State>,
 }
 
 struct State {
-    /// The clock ran at this rate, in millionths of the true one, since this true and own time.
+    /// The clock has run at this rate, in millionths of the true clock's rate, since this true time and this own time.
     rate: u64,
     since: (Duration, Duration),
     pause: Option<Pause>,
-    /// When it last went on, and its timers with it.
+    /// When the process and its timers last continued.
     resumed: Duration,
     cut_until: Duration,
     fault: Option<ClockFault>,
-    /// The way to the newest client.
+    /// The connection to the newest client.
     core: Option<CoreHandle>,
 }
 
-/// A time in which nothing runs.
+/// A pause, in which nothing runs.
 #[derive(Clone, Copy)]
 struct Pause {
     until: Duration,
-    /// What the clock showed when it began.
+    /// The own time at which it began.
     stood: Stamp,
-    /// How long after its end the timers fire that were due.
+    /// How long after its end the timers fire that came due in it.
     timers_late: Duration,
 }
 
@@ -44,14 +46,14 @@ struct Pause {
 pub(crate) enum ClockFault {
     /// It does not count pauses.
     StandsStillInPauses,
-    /// It lets its client sleep too long.
+    /// It makes its client sleep too long.
     Oversleeps,
-    /// It lets its client sleep as if timers went on while the machine is suspended.
+    /// It makes its client sleep as if timers continued while the machine is suspended.
     SleepsThroughSuspends,
 }
 
-/// The longest that the machine's clock lets a client sleep, so that this much is the most that a timer has left to run after
-/// a suspend.
+/// The longest time that the machine's clock lets a client sleep. So after a suspend, a timer has at most this time
+/// left.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(500);
 
 const MILLION: u128 = 1_000_000;
@@ -61,7 +63,7 @@ pub(crate) const TRUE_RATE: u64 = 1_000_000;
 
 impl Process {
     pub(crate) fn new(start: Instant, fault: Option<ClockFault>) -> Self {
-        // Two clocks do not begin at the same time.
+        // Two clocks do not start with the same time.
         let since = (start.elapsed(), Duration::from_secs(1000));
         Self {
             start,
@@ -81,12 +83,12 @@ impl Process {
         self.state.lock().expect("no panic while it is locked")
     }
 
-    /// The clock as it really is, also within a pause.
+    /// The real time of the own clock, even during a pause.
     pub(crate) fn own_time(&self) -> Stamp {
         self.state().own_time(self.start.elapsed())
     }
 
-    /// The own clock's rate changes.
+    /// Changes the rate of the own clock.
     pub(crate) fn set_rate(&self, rate: u64) {
         let now = self.start.elapsed();
         let mut state = self.state();
@@ -94,17 +96,18 @@ impl Process {
         state.rate = rate;
     }
 
-    /// Whether the clock has run evenly for so long. Who went to sleep before it changed wakes a little early or late.
+    /// Whether the clock has kept its rate for this long. A sleep that began before the change ends a little early or
+    /// late.
     pub(crate) fn is_steady_since(&self, length: Duration) -> bool {
         self.start.elapsed() >= self.state().since.0 + length
     }
 
-    /// What the clock must show so long after it showed `then`, if its rate has not changed.
+    /// What the clock must show this long after it showed `then`, if its rate has not changed.
     pub(crate) fn shows_after(&self, then: Stamp, length: Duration) -> Stamp {
         then.plus(self.state().by_own_clock(length))
     }
 
-    /// Nothing runs for so long. In a suspend timers stand still, and then have `timers_late` left to run.
+    /// Pauses the process for this long. In a suspend, timers stand still and have `timers_late` left afterwards.
     pub(crate) fn pause(&self, length: Duration, timers_late: Duration) {
         let now = self.start.elapsed();
         let mut state = self.state();
@@ -115,7 +118,7 @@ impl Process {
         }
     }
 
-    /// It continues. The caller knows that the time has come.
+    /// The process continues. The caller has waited until the end of the pause.
     pub(crate) fn resume(&self) {
         let now = self.start.elapsed();
         let mut state = self.state();
@@ -128,13 +131,13 @@ impl Process {
         }
     }
 
-    /// Whether it has been paused at any time since then.
+    /// Whether the process has been paused at any time since then.
     pub(crate) fn was_paused_since(&self, then: Duration) -> bool {
         let state = self.state();
         state.pause.is_some() || state.resumed > then
     }
 
-    /// Whether it runs, and its timers have for so long.
+    /// Whether the process runs, and its timers have run for this long.
     pub(crate) fn runs_since(&self, length: Duration) -> bool {
         let state = self.state();
         state.pause.is_none() && self.start.elapsed() >= state.resumed + length
@@ -144,18 +147,18 @@ impl Process {
     pub(crate) async fn awake(&self) {
         loop {
             let Some(pause) = self.state().pause else { return };
-            // Who pauses it resumes it in that very millisecond, maybe after this wakes.
+            // The pausing task resumes it in this same millisecond, perhaps after this task has woken.
             let until = (self.start + pause.until).max(Instant::now() + Duration::from_millis(1));
             tokio::time::sleep_until(until).await;
         }
     }
 
-    /// A client was made in this process.
+    /// Stores the newest client of this process.
     pub(crate) fn begins(&self, core: &CoreHandle) {
         self.state().core = Some(core.clone());
     }
 
-    /// Tells the newest client something of which it knows nothing, as after a reconnect.
+    /// Sends the newest client a push about a claim that it does not know, as after a reconnect.
     pub(crate) fn notify(&self, event: Event) {
         let core = self.state().core.clone();
         if let Some(core) = core {
@@ -163,7 +166,7 @@ impl Process {
         }
     }
 
-    /// Nothing leaves or arrives until then.
+    /// Closes the connection until then: no message leaves or arrives.
     pub(crate) fn cut(&self, length: Duration) {
         self.state().cut_until = self.start.elapsed() + length;
     }

@@ -1,4 +1,4 @@
-//! Users: tasks that acquire, hold, release, drop, cancel, and watch what they are told.
+//! Users: tasks that acquire, hold, release, drop and cancel, and check what the client reports to them.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use super::process::Process;
 use super::wire::QUIET_LATENCY;
 use super::{Machine, RATES, Sabotage, World};
 
-/// Timers have whole milliseconds.
+/// Timers have a resolution of one millisecond.
 const TIMER: Duration = Duration::from_millis(2);
 
-/// How long after its end a loss is told at the latest.
+/// How long after the end of a lease the loss is reported at the latest.
 const TELL: Duration = Duration::from_millis(5 + 2);
 
 /// What a call may take beyond its bound.
 const SLACK: Duration = Duration::from_millis(10);
 
-/// Takes and leaves locks until `end`.
+/// Acquires and releases locks until `end`.
 pub(super) async fn live(world: Arc<World>, machine: Arc<Machine>, end: Instant) {
     let mut holder = HolderId::new();
     while Instant::now() < end {
@@ -73,7 +73,7 @@ pub(super) async fn live(world: Arc<World>, machine: Arc<Machine>, end: Instant)
             let guard = Arc::new(guard);
             world.oracle.granted(&guard, &machine.process, shares);
             if shares && world.chance().permille(500) {
-                // A second share outlives the first or not.
+                // A second guard of the lease ends before or after the first one.
                 if let Ok(Ok(second)) = timeout(hold, lock.acquire()).await {
                     machine.process.awake().await;
                     let second = Arc::new(second);
@@ -84,7 +84,7 @@ pub(super) async fn live(world: Arc<World>, machine: Arc<Machine>, end: Instant)
             hold_for(&world, &machine, &guard, hold).await;
             end_it(&world, &machine, guard).await;
         }
-        // An id is used by one user at a time, and not for ever.
+        // Only one user uses a holder id at a time, and not for ever.
         if world.chance().permille(100) {
             holder = HolderId::new();
         }
@@ -100,24 +100,25 @@ fn check_bound(world: &World, what: &str, begun: Instant, bound: Duration) {
     world.oracle.check(took <= bound + SLACK, Rule::Bounded, || format!("{what} took {took:?}, not {bound:?}"));
 }
 
-/// Holds a guard for a time, or until it is told of the loss, and checks that it is told when it must be, and only then.
+/// Holds a guard for a time or until the loss is reported, and checks that the loss is reported when it must be, and
+/// only then.
 async fn hold_for(world: &Arc<World>, machine: &Machine, guard: &LockGuard, length: Duration) {
     let (process, oracle) = (&machine.process, &world.oracle);
     let owner = *guard.lease_ref().claim.owner();
     let end = Instant::now() + length;
-    // The oracle must not look in `lost()`'s place: it is polled again only when the keeper has something to tell.
+    // The oracle must not check in place of `lost()`, which is polled again only if the keeper has something to report.
     let mut lost = pin!(guard.lost());
     loop {
         let known = KnownValidity::of(world, process, guard, &owner);
         let next = (end.saturating_duration_since(Instant::now())).min(world.chance().spread(40, 20_000));
-        // Not just when the validity ends: a look then would hide that nobody told.
+        // Not exactly when the validity ends: a check at that moment would hide a missing report.
         let look = if known.ends_within(process, next + TIMER * 2) {
             process.sleep_time(known.valid_until) + TELL
         } else {
             next
         };
         let mut told = timeout(look, lost.as_mut()).await;
-        // After a pause the keeper has as long as ever to tell.
+        // After a pause, the keeper has its usual time for the report.
         while told.is_err() && !process.runs_since(TELL) {
             process.awake().await;
             told = timeout(TELL, lost.as_mut()).await;
@@ -138,7 +139,7 @@ async fn hold_for(world: &Arc<World>, machine: &Machine, guard: &LockGuard, leng
     }
 }
 
-/// What a holder knew of its validity at its last look.
+/// What a holder knew about its validity at its last check.
 struct KnownValidity {
     looked: Duration,
     valid_until: Stamp,
@@ -182,7 +183,8 @@ impl KnownValidity {
     fn check_unreported(&self, world: &World, process: &Process, owner: &OwnerToken) {
         let (oracle, now) = (&world.oracle, process.now());
         let late = now.since(self.valid_until);
-        // A confirmation may have moved the end, and a sleep that began by another rate of the clock ends at another time.
+        // A confirmation may have moved the end, and a sleep that began at another rate of the clock ends at another
+        // time.
         let moved = oracle.confirmations(owner) != self.confirmations || !process.is_steady_since(world.ttl * 2);
         oracle.check(late <= Duration::from_millis(5) || moved, Rule::ToldInTime, || {
             format!(
@@ -226,7 +228,7 @@ async fn end_it(world: &Arc<World>, machine: &Machine, guard: Arc<LockGuard>) {
     }
 }
 
-/// In calm network: takes a lock a few times, together with everybody else.
+/// On a quiet network: acquires a lock a few times, while all the others do the same.
 pub(super) async fn contend(world: Arc<World>, machine: Arc<Machine>) {
     let name = &world.names[0];
     for _ in 0..4 {
@@ -250,7 +252,7 @@ pub(super) async fn contend(world: Arc<World>, machine: Arc<Machine>) {
     }
 }
 
-/// In calm network: a holder is cut off for good, and a waiter takes over when its ttl has passed.
+/// On a quiet network: a holder loses its connection for good, and a waiter takes over when its ttl has passed.
 pub(super) async fn takeover(world: &Arc<World>, dying: &Arc<Machine>, waiting: &Arc<Machine>) {
     let name: &LockName = &world.names[0];
     let lock = |machine: &Machine| machine.client().lock(name.as_str()).wait(world.ttl * 4);
@@ -280,7 +282,7 @@ pub(super) async fn takeover(world: &Arc<World>, dying: &Arc<Machine>, waiting: 
         .map_or(Duration::ZERO, |lease| lease.ttl_left);
     let due = Instant::now() + left + dying.client().capabilities().takeover_slack;
     let (taken, next) = waiter.await.expect("no task of a run panics");
-    // The waiter's look is on its way while the lease runs out.
+    // The waiter's poll is in flight while the lease expires.
     let due = due + QUIET_LATENCY * 2;
     world.oracle.check(next.is_some() && taken <= due, Rule::Served, || {
         format!("a waiter of a dead holder took over {:?} too late", taken.saturating_duration_since(due))
@@ -290,7 +292,7 @@ pub(super) async fn takeover(world: &Arc<World>, dying: &Arc<Machine>, waiting: 
     dying.process.cut(Duration::ZERO);
 }
 
-/// With a clock that drifts as far as it may, and a network that works: a lease is kept for a long time.
+/// A lease is kept for a long time with a clock that drifts as far as it may, on a network that works.
 pub(super) async fn long_hold(world: &Arc<World>, machine: &Machine) {
     let name = &world.names[0];
     let rate = world.chance().pick(&RATES);

@@ -1,4 +1,5 @@
-//! The way from a client to the store: late, lost and doubled messages, and backends that break their promises.
+//! The network between a client and the store: late, lost and duplicated messages, and backends that break their
+//! promises.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -33,7 +34,7 @@ impl Network {
     pub(crate) const QUIET: Self = Self { lost: 0, late: 0, doubled: 0 };
 }
 
-/// The longest that a message is in flight: less than a tombstone lasts.
+/// The longest time that a message is in flight. It is shorter than a tombstone lasts.
 pub(crate) const LATEST: Duration = Duration::from_secs(45);
 
 /// The greatest latency of a quiet network, one way.
@@ -109,7 +110,7 @@ impl Wire {
         self.process.awake().await;
         match outcome {
             Ok(Ok(reply)) => Ok(reply),
-            // The connection broke, or nobody answers.
+            // The connection broke, or no reply came.
             Ok(Err(_)) | Err(_) => Err(Error::new(ErrorKind::Indeterminate, "no answer")),
         }
     }
@@ -126,7 +127,7 @@ impl Wire {
         }
     }
 
-    /// How long a waiter is told to wait for its next look.
+    /// How long a waiter is told to wait until its next poll.
     fn retry_after(&self, retry_after: Duration) -> Duration {
         if self.sabotaged(Sabotage::NobodyIsWoken) { Duration::from_secs(3600) } else { retry_after }
     }
@@ -238,7 +239,7 @@ impl LockBackend for Wire {
             }
             Ok(collected) => {
                 for (index, answer) in collected {
-                    // A part of the replies may be lost.
+                    // Some of the replies may be lost.
                     if !self.world.loses() {
                         let lease = &leases[index];
                         let invented = self.sabotaged(Sabotage::LossIsInvented) && self.world.chance().permille(50);

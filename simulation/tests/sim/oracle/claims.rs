@@ -1,4 +1,4 @@
-//! What the oracle knows of claims: from what the line carries.
+//! What the oracle knows about claims from the messages between clients and the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,36 +10,36 @@ use super::super::process::Process;
 use super::super::wire::CALL_BOUND;
 use super::{Oracle, Rule, id};
 
-/// What the oracle knows of a claim from the line.
+/// What the oracle knows about a claim from these messages.
 #[derive(Default)]
 pub(super) struct ClaimBook {
-    /// Who claims.
+    /// The process of the claim.
     pub(super) process: Option<Arc<Process>>,
-    /// And what.
+    /// The name of the lock.
     pub(super) name: Option<LockName>,
     /// What its acquires ask for: the ttl of the lock, or a shorter `max_hold`.
     pub(super) ttl: Duration,
-    /// Acquire calls, and how often the store has worked on one.
+    /// The number of acquire calls, and how often the store has executed one.
     pub(super) sent: u32,
     pub(super) served: u32,
     /// Acquire calls without a clear reply.
     pub(super) open: u32,
     /// Renewals without a clear reply.
     pub(super) open_renewals: u32,
-    /// It was given back, and how that went.
+    /// Its releases, if there were any.
     pub(super) releases: Option<Releases>,
-    /// The store has worked on a release in doubt.
+    /// The store has executed a release in doubt.
     pub(super) withdrawn: bool,
-    /// At this step a user had it in hands.
+    /// The step at which a user got its guard.
     pub(super) granted: Option<u64>,
     /// The holder has ended it.
     pub(super) ended: Option<Duration>,
     pub(super) confirmations: u64,
-    /// The holder's client was told that it is gone.
+    /// The client has received the reply that the lease is gone.
     pub(super) gone: Option<Duration>,
-    /// When somebody was last seen to want it: by a guard, an acquire or a renewal.
+    /// When it was last in use: by a guard, an acquire or a renewal.
     pub(super) wanted: Duration,
-    /// Its lease was shortened, to run out.
+    /// Its lease was shortened, so that it expires.
     pub(super) runs_out: bool,
 }
 
@@ -66,7 +66,7 @@ impl Oracle {
         claim.process.get_or_insert_with(|| process.clone());
     }
 
-    /// The client has a clear reply to one acquire.
+    /// The client has received a clear reply to one acquire.
     pub(crate) fn acquire_answered(&self, owner: &OwnerToken) {
         let now = self.now();
         if let Some(claim) = self.state().claims.get_mut(owner) {
@@ -83,7 +83,7 @@ impl Oracle {
         }
     }
 
-    /// The store has worked on an acquire.
+    /// The store has executed an acquire.
     pub(crate) fn acquire_served(&self, owner: &OwnerToken, answer: &leasehold_core::Result<AcquireOutcome>) {
         if let Ok(AcquireOutcome::Granted(grant)) = answer {
             self.granted_by_store(owner, grant.token);
@@ -109,8 +109,9 @@ impl Oracle {
             releases.in_doubt |= delivery == Delivery::InDoubt;
             (claim.open, releases.in_doubt)
         };
-        // An unanswered acquire is withdrawn at once when everybody leaves, and its own late reply takes it back a second
-        // time. A release without doubt takes no tombstone away, and `check_releases` sees that the other continues.
+        // An acquire without a reply is withdrawn at once when its last waiter leaves, and its late reply makes the
+        // client release it again. A release without doubt removes no tombstone, and `check_releases` checks that the
+        // first withdrawal continues.
         self.check(open == 0 || withdraws, Rule::Delivery, || {
             format!("claim {:016x} is released as sure with {open} acquires unanswered", id(owner))
         });
@@ -122,27 +123,28 @@ impl Oracle {
         }
     }
 
-    /// Every release was repeated until it was answered, or until the ttl had passed and the store has ended by itself what it had
-    /// granted. Called when this must have come to its end.
+    /// Checks that every release was repeated until it had a reply, or until the ttl had passed and the lease had
+    /// expired in the store. Called when all repetitions must have ended.
     pub(crate) fn check_releases(&self) {
         let mut claims = std::mem::take(&mut self.state().claims);
         let mut given_back: Vec<_> =
             claims.iter().filter_map(|(owner, claim)| Some((owner, claim.ttl, claim.releases.as_ref()?))).collect();
-        // A map has no order, and a seed replays exactly.
+        // Sorted, because a map has no order, and a seed must reproduce its run exactly.
         given_back.sort_unstable_by_key(|(owner, _, releases)| (releases.first, id(owner)));
         for (owner, ttl, Releases { first, last, answered, process, .. }) in given_back {
-            // By a fast clock the ttl passes earlier, and the last call may have been unanswered for its whole bound and a pause after it.
+            // The ttl passes earlier on a fast clock, and the last call may have taken its whole bound without a reply,
+            // with a pause after it.
             let long = *last + CALL_BOUND * 2 >= *first + ttl * 9 / 10;
             self.check(*answered || long || process.was_paused_since(*first), Rule::Delivery, || {
                 format!("claim {:016x} is given back unanswered from {first:?} to {last:?} only", id(owner))
             });
         }
-        // Else a late copy of the request takes the lock, or prolongs the lease, when nobody wants it any more.
+        // Otherwise a late copy of the request takes the lock, or extends the lease, when nothing uses it any more.
         let mut doubtful: Vec<_> = claims.iter().filter(|(_, claim)| claim.open + claim.open_renewals > 0).collect();
         doubtful.sort_unstable_by_key(|(owner, _)| id(owner));
         for (owner, claim) in doubtful {
             let in_doubt = claim.releases.as_ref().is_some_and(|releases| releases.in_doubt);
-            // A pause may outlast the time in which the lease was to run out.
+            // A pause may last longer than the rest of the shortened lease.
             let paused = claim.ended.zip(claim.process.as_ref()).is_some_and(|(at, it)| it.was_paused_since(at));
             self.check(in_doubt || paused, Rule::Delivery, || {
                 let (acquires, renewals) = (claim.open, claim.open_renewals);
@@ -159,7 +161,7 @@ impl Oracle {
         }
     }
 
-    /// The client has a clear reply to one renewal.
+    /// The client has received a clear reply to one renewal.
     pub(crate) fn renewal_answered(&self, owner: &OwnerToken) {
         if let Some(claim) = self.state().claims.get_mut(owner) {
             claim.open_renewals -= 1;
@@ -176,7 +178,7 @@ impl Oracle {
             claim.runs_out |= lease.policy == RenewPolicy::Exactly;
         }
         let ended = self.state().claims.get(lease.claim.owner()).and_then(|claim| claim.ended);
-        // What was on its way in that same instant is not held against anybody.
+        // A renewal that was sent at the same instant is no violation.
         if let Some(ended) = ended.filter(|ended| *ended < now && lease.policy == RenewPolicy::AtLeast) {
             let owner = id(lease.claim.owner());
             self.broken(Rule::Silence, format!("claim {owner:016x} is renewed after it ended at {ended:?}"));
@@ -187,13 +189,14 @@ impl Oracle {
         self.state().claims.entry(*owner).or_default().confirmations += 1;
     }
 
-    /// The client has the reply that a claim is gone, to a renewal that it sent at that step.
+    /// The client has received the reply that a claim is gone, to a renewal that it sent at that step.
     pub(crate) fn reported_gone(&self, owner: &OwnerToken, sent: u64) {
         let now = self.now();
         let mut state = self.state();
         let claim = state.claims.entry(*owner).or_default();
-        // The renewal of a place may be worked on after the grant was pushed and the lease had ended again. Its reply is about
-        // a place, and the client drops it; the lease's own renewal tells, or its validity ends before.
+        // The store may execute the renewal of a place after it has pushed the grant and the lease has ended again.
+        // That reply is about a place, so the client ignores it. The client learns the loss from the lease's own
+        // renewal, or the validity ends before.
         if claim.granted.is_some_and(|granted| granted < sent) {
             claim.gone.get_or_insert(now);
         }
