@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use redis::aio::MultiplexedConnection;
 
-/// What clients send themselves. `total_commands_processed` is no use: it counts the calls inside scripts too, and so do
-/// the statistics of what those call.
+/// The commands that clients send themselves. `total_commands_processed` cannot be used: it also counts the calls
+/// inside scripts, as do the statistics of the commands that scripts call.
 const SENT: &[&str] = &[
     "evalsha",
     "eval",
@@ -32,7 +32,7 @@ const SENT: &[&str] = &[
     "wait",
 ];
 
-/// How many commands clients have sent, but for the looks of this benchmark.
+/// How many commands clients have sent, without those by which this benchmark reads the number.
 pub(crate) async fn sent(connection: &mut MultiplexedConnection) -> Result<u64> {
     let info: String = redis::cmd("INFO").arg("commandstats").query_async(connection).await?;
     let mut sum = 0;

@@ -1,4 +1,4 @@
-//! One lock that several clients hand on.
+//! One lock that passes from one client to the next.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,11 +9,11 @@ use leasehold_core::LockClient;
 
 use crate::rounds::median;
 
-/// What handoffs took and cost.
+/// The time and the cost of handoffs.
 pub(crate) struct Handoffs {
     /// The time from a release to the next grant, in seconds.
     pub(crate) p50: f64,
-    /// How much the counter of the server rose for each handoff.
+    /// How much the counter of the server increased per handoff.
     pub(crate) cost: f64,
 }
 
@@ -24,7 +24,8 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// Hands a lock on `handoffs` times between this many waiters, which the clients share. `counted` reads a counter of the server.
+/// Passes a lock on `handoffs` times between this many waiters, which are spread over the clients. `counted` reads a
+/// counter of the server.
 pub(crate) async fn handoffs(
     first: &LockClient,
     clients: &[LockClient],
@@ -46,7 +47,7 @@ pub(crate) async fn handoffs(
                     shared.times.lock().unwrap_or_else(PoisonError::into_inner).push((now - released).as_secs_f64());
                 }
                 *shared.released.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-                // A release without a reply goes on in the background.
+                // A release without a reply continues in the background.
                 let _ = guard.release().await;
             }
             anyhow::Ok(())
@@ -57,7 +58,7 @@ pub(crate) async fn handoffs(
     while places().await? < clients.len() as u64 {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // They watch it as well.
+    // The clients' watches are also ready by then.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let before = counted()?;
     guard.release().await?;

@@ -22,11 +22,11 @@ const PERIOD: Duration = Duration::from_millis(400);
 
 const PROCESSES: usize = 10;
 const WAITERS: usize = 10;
-/// Ten looks of each waiter, and more.
+/// More than ten polls of each waiter.
 const WATCHED: Duration = Duration::from_secs(15);
 
 const HANDOFFS: usize = 300;
-/// So long after a look the other process certainly waits.
+/// This long after it has started an acquire, the other process certainly waits.
 const SETTLED: Duration = Duration::from_millis(10);
 
 pub(crate) async fn run() -> Result<Vec<Figure>> {
@@ -49,8 +49,8 @@ fn file() -> Result<(tempfile::TempDir, String)> {
     Ok((folder, path))
 }
 
-/// Two writes by their own statements on an own connection: what acquire and release are at least. The settings are those of
-/// lock-sqlite, and so is the rhythm of its checkpoints, which another thread makes.
+/// Two writes by plain statements on their own connection: the least that an acquire and a release need. The settings
+/// are those of lock-sqlite, and another thread makes checkpoints as often as lock-sqlite does.
 struct Raw {
     connection: Connection,
     writes: u32,
@@ -58,21 +58,22 @@ struct Raw {
 }
 
 impl Raw {
-    /// A checkpoint is due after so many writes.
+    /// A checkpoint is due after this many writes.
     const CHECKPOINT_EVERY: u32 = 1024;
 
     fn open(path: &str) -> Result<Self> {
         let connection = Connection::open(path)?;
         connection.execute_batch(
-            "PRAGMA page_size = 1024; PRAGMA journal_mode = wal; PRAGMA synchronous = normal; PRAGMA wal_autocheckpoint = 0; \
+            "PRAGMA page_size = 1024; PRAGMA journal_mode = wal; PRAGMA synchronous = normal; \
+             PRAGMA wal_autocheckpoint = 0; \
              CREATE TABLE lock (name TEXT PRIMARY KEY, owner INTEGER, fence INTEGER) WITHOUT ROWID",
         )?;
         let (checkpoint, due) = sync_channel::<()>(1);
         let other = Connection::open(path)?;
-        // Ends with the sender.
+        // The loop ends when the sender is dropped.
         std::thread::spawn(move || {
             while due.recv().is_ok() {
-                // One that is not possible now is made the next time.
+                // A checkpoint that is not possible now is made the next time.
                 let _ = other.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
             }
         });
@@ -91,7 +92,7 @@ impl Raw {
         self.writes += 2;
         if self.writes >= Self::CHECKPOINT_EVERY {
             self.writes = 0;
-            // A full channel means that one is due already.
+            // A full channel means that a checkpoint is due already.
             let _ = self.checkpoint.try_send(());
         }
         Ok(())
@@ -172,7 +173,7 @@ async fn idle() -> Result<Vec<Figure>> {
     for _ in 0..PROCESSES {
         others.push(Other::start(&["--wait-for", &path])?);
     }
-    // What they begin with is over.
+    // By then, the processes have finished their start-up.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let used = |others: &[Other]| -> Result<Duration> {
         others.iter().map(|other| usage::processor_of(&other.process.id().to_string())).sum()
@@ -186,7 +187,7 @@ async fn idle() -> Result<Vec<Figure>> {
     Ok(vec![Figure::new(WORKLOAD, what, percent, Unit::Percent, Goal::AtMost(2.0))])
 }
 
-/// Waits for all locks of the workload until it is killed.
+/// Waits for all locks of the workload until this process is killed.
 pub(crate) async fn wait_for(path: &str) -> Result<()> {
     let client = client(path).await?;
     let mut tasks = Vec::new();
@@ -223,7 +224,7 @@ async fn handoffs() -> Result<Vec<Figure>> {
     ])
 }
 
-/// Takes the lock once for each line that it is given, says when it held it, and releases.
+/// Acquires the lock once for each line that it reads, prints when it got the lock, and releases it.
 pub(crate) async fn take_turns(path: &str) -> Result<()> {
     let lock = client(path).await?.lock("handoff");
     for line in std::io::stdin().lock().lines() {

@@ -1,4 +1,4 @@
-//! Locks of an etcd of one member, against raw requests on a client of their own.
+//! Locks on an etcd cluster of one member, compared with raw requests on their own client.
 
 use std::time::{Duration, Instant};
 
@@ -22,23 +22,24 @@ const WORKLOAD: &str = "etcd";
 const ROUNDS: usize = 7;
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Tasks, and the goal of a pair against a raw put and delete.
+/// The numbers of tasks, each with the goal of a pair compared with a raw put and delete.
 const TASKS: [(usize, f64); 3] = [(1, 0.8), (16, 0.45), (256, 0.3)];
 
-/// The goal of a pair against a bare transaction and a delete.
+/// The goal of a pair compared with a bare transaction and a delete.
 const OF_BARE: f64 = 0.85;
 
 const LEASES: usize = 10_000;
 const WATCHED: Duration = Duration::from_secs(30);
 
-/// Waiters, and the clients that they belong to. The server sends each change of a queue to each client that waits in it.
+/// The numbers of waiters and of the clients that they belong to. The server sends each change of a queue to each
+/// client that waits in it.
 const WAITERS: [(usize, usize); 5] = [(2, 2), (10, 10), (100, 10), (100, 100), (1_000, 10)];
 const HANDOFFS: usize = 1_000;
 
 const SHORT: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run() -> Result<Vec<Figure>> {
-    // As in production, but for the folder.
+    // As in production, except for the folder.
     let server = EtcdSettings::new().option("heartbeat-interval=100").option("election-timeout=1000").start()?;
     let mut figures = pairs(&server).await?;
     figures.extend(handoffs(&server).await?);
@@ -51,7 +52,7 @@ fn url(server: &EtcdServer) -> String {
     format!("etcd://{}/", server.addr())
 }
 
-/// A client that waits for a lock as long as it takes.
+/// A client that waits for a lock for as long as necessary.
 pub(crate) async fn client(url: &str, keeper: KeeperRuntime) -> Result<LockClient> {
     Ok(LockClient::builder(EtcdBackend::connect(url).await?).keeper(keeper).wait(Duration::MAX).build()?)
 }
@@ -127,7 +128,7 @@ async fn pairs(server: &EtcdServer) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// The time from a release to the next grant, against a raw put.
+/// The time from a release to the next grant, compared with a raw put.
 async fn handoffs(server: &EtcdServer) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     let raw = raw(server).await?;
@@ -146,7 +147,8 @@ async fn handoffs(server: &EtcdServer) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// The least that a handoff can take: the time from a deletion to its event, with bare watches of this many clients. Each watches the queue.
+/// The least time that a handoff can take: from a deletion to its event, with bare watches of this many clients. Each
+/// watches the whole queue.
 async fn notification_p50(server: &EtcdServer, watches: usize) -> Result<f64> {
     const QUEUE: &str = "watched/";
     let (seen, mut events) = mpsc::unbounded_channel();
@@ -155,7 +157,7 @@ async fn notification_p50(server: &EtcdServer, watches: usize) -> Result<f64> {
         let client = raw(server).await?;
         let options = WatchOptions::new().with_prefix();
         let mut stream = client.watch_client().watch(QUEUE, Some(options)).await?;
-        // The server sends the events one watch after the other.
+        // The server sends the events to one watch after another.
         let seen = (index == watches / 2).then(|| seen.clone());
         tasks.spawn(async move {
             while let Ok(Some(message)) = stream.message().await {
@@ -190,7 +192,7 @@ async fn put_p50(mut kv: KvClient) -> Result<f64> {
 }
 
 async fn handoff_p50(server: &EtcdServer, waiters: usize, count: usize) -> Result<f64> {
-    // Several clients in one process stand for several processes, so their keepers share its runtime.
+    // Several clients in one process simulate several processes, so their keepers share the runtime of this process.
     let first = client(&url(server), KeeperRuntime::CurrentRuntime).await?;
     let mut clients = Vec::new();
     for _ in 0..count {
@@ -203,7 +205,7 @@ fn processor(server: &EtcdServer) -> Result<Duration> {
     usage::processor_of(&server.id().context("the server has ended")?.to_string())
 }
 
-/// The processor time that a server uses while it holds leases, beyond what it uses without.
+/// The processor time that a server uses because of held leases: the time with leases minus the time without.
 async fn held(server: &EtcdServer) -> Result<Vec<Figure>> {
     let idle = {
         let before = processor(server)?;
@@ -212,7 +214,7 @@ async fn held(server: &EtcdServer) -> Result<Vec<Figure>> {
     };
     let client = client(&url(server), KeeperRuntime::OwnThread).await?;
     let guards = held::acquire(&client, "held", LEASES).await?;
-    // Their watches are opened meanwhile.
+    // The watches of the leases are opened meanwhile.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let (renewed, before) = (client.stats().renewed, processor(server)?);
     tokio::time::sleep(WATCHED).await;
@@ -226,7 +228,7 @@ async fn held(server: &EtcdServer) -> Result<Vec<Figure>> {
     Ok(vec![Figure::new(WORKLOAD, what, percent, Unit::Percent, Goal::AtMost(2.0))])
 }
 
-/// How long after the ttl a waiter of a killed holder holds.
+/// How long after the ttl a waiter takes over from a killed holder.
 async fn takeovers(server: &EtcdServer) -> Result<[Figure; 2]> {
     let url = url(server);
     let client = client(&url, KeeperRuntime::OwnThread).await?;

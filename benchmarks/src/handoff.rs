@@ -1,4 +1,4 @@
-//! Many clients that hand one lock on.
+//! One lock that many clients pass on.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,20 +19,22 @@ const WAITERS: [usize; 4] = [2, 10, 100, 1000];
 const ROUNDS: usize = 7;
 const PERIOD: Duration = Duration::from_millis(1500);
 
-/// What was seen in one round.
+/// The figures of one round.
 struct Round {
     per_second: f64,
     commands: f64,
-    /// The most grants to others between two of one client, divided by the number of clients: 1 is perfectly fair.
+    /// The largest number of grants to others between two grants of one client, divided by the number of clients. 1 is
+    /// perfectly fair.
     longest_turn: f64,
 }
 
 pub(crate) async fn run() -> Result<Vec<Figure>> {
-    // A thousand clients in one process stand for a thousand processes, so their keepers share its runtime.
+    // A thousand clients in one process simulate a thousand processes, so their keepers share the runtime of this
+    // process.
     let most = WAITERS.iter().max().copied().unwrap_or_default();
     let server = RedisSettings::new().line("maxclients 10000").start()?;
     let mut side = peers::connect(&server.url()).await?;
-    // Connected beforehand: a round is no storm of connections.
+    // They connect beforehand, so that a round measures no connections.
     let mut clients = Vec::new();
     for number in 0..most {
         let client = peers::client(&server.url(), KeeperRuntime::CurrentRuntime).await?;
@@ -94,7 +96,7 @@ async fn round(clients: &[LockClient], name: String, side: &mut MultiplexedConne
         }));
     }
     let granted = || grants.lock().unwrap_or_else(PoisonError::into_inner).len();
-    // Until every client has had a turn: then every client is in the queue.
+    // When every client has had the lock once, every client is in the queue.
     let patience = Instant::now() + Duration::from_secs(30);
     while granted() < 2 * clients.len() && Instant::now() < patience {
         tokio::time::sleep(Duration::from_millis(5)).await;

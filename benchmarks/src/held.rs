@@ -1,4 +1,5 @@
-//! 100,000 held leases: what each costs in memory, and what their renewal costs the process and the server.
+//! 100,000 held leases: how much memory each uses, and how much processor time their renewals use in the process and in
+//! the server.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +16,14 @@ use crate::usage;
 const LEASES: usize = 100_000;
 pub(crate) const TTL: Duration = Duration::from_secs(30);
 
-/// How many acquires are under way at a time.
+/// How many acquires run at a time.
 const AT_ONCE: usize = 64;
 
 /// Three renewals of each lease.
 const WATCHED: Duration = TTL;
 const RENEWALS: u32 = 3;
 
-/// What no renewal of this kind can do without: 100 records are read with one command and written with one each.
+/// The least that such a renewal needs: 100 records are read by one command, and each is written by one command.
 const BARE: &str = "redis.call('MGET', unpack(KEYS)) \
      for i = 1, #KEYS do redis.call('SETRANGE', KEYS[i], '4', '\\0\\0\\0\\0\\0\\0\\0\\0') end";
 const BATCH: usize = 100;
@@ -30,7 +31,7 @@ const BATCH: usize = 100;
 pub(crate) async fn memory() -> Result<Vec<Figure>> {
     const WORKLOAD: &str = "held-memory";
     let client = LockClient::new(MemoryBackend::new(&MemoryStore::default()));
-    // The first acquires pay for what the process makes once.
+    // The first acquires include what the process creates only once.
     drop(acquire(&client, "warm-up", AT_ONCE).await?);
 
     let before = usage::resident()?;
@@ -68,7 +69,7 @@ pub(crate) async fn redis() -> Result<Vec<Figure>> {
     check(&client, &guards, renewed)?;
     let server_percent = percent(server_used.saturating_sub(idle));
     drop(guards);
-    // Not all of them can be released within its bound. Their records stay in any case.
+    // It cannot release all of them within its bound. The records stay in either case, and `bare` uses them.
     let _ = client.shutdown().await;
     let floor = percent(bare(&mut side, acquiring).await?.saturating_sub(idle / RENEWALS) * RENEWALS);
     Ok(vec![
@@ -83,9 +84,9 @@ pub(crate) async fn redis() -> Result<Vec<Figure>> {
     ])
 }
 
-/// The server's processor time for one period of renewal by bare commands, over all records. They go out within `pace`, as the
-/// renewals do: leases that were acquired within that time are renewed within it. A command that finds an idle server costs more
-/// than one that follows another.
+/// The server's processor time for one renewal of all records by bare commands. The commands are spread over `pace`, as
+/// the renewals are: leases that were acquired within that time are renewed within it. A command to an idle server
+/// costs more than one that follows another.
 async fn bare(side: &mut MultiplexedConnection, pace: Duration) -> Result<Duration> {
     let before = usage::server_processor(side).await?;
     let (begin, batches) = (Instant::now(), LEASES / BATCH);
@@ -107,7 +108,7 @@ fn percent(used: Duration) -> f64 {
     100.0 * used.as_secs_f64() / WATCHED.as_secs_f64()
 }
 
-/// Acquires so many leases, which are renewed every third of [`TTL`].
+/// Acquires this many leases, which are renewed every third of [`TTL`].
 pub(crate) async fn acquire(client: &LockClient, prefix: &'static str, count: usize) -> Result<Vec<LockGuard>> {
     let mut tasks = Vec::new();
     for task in 0..AT_ONCE {
@@ -127,7 +128,7 @@ pub(crate) async fn acquire(client: &LockClient, prefix: &'static str, count: us
     Ok(guards)
 }
 
-/// Every lease was renewed about three times and is still held: what was measured is what was meant.
+/// Checks that every lease was renewed about three times and is still held, so the right thing was measured.
 fn check(client: &LockClient, guards: &[LockGuard], renewed_before: u64) -> Result<()> {
     let renewed = client.stats().renewed - renewed_before;
     let lost = guards.iter().filter(|guard| !guard.is_held()).count();

@@ -1,8 +1,8 @@
-//! Measures Leasehold against its goals and beside others: `cargo xtask bench`.
+//! Compares Leasehold with its goals and with other lock libraries: `cargo xtask bench`.
 //!
-//! Every figure is a ratio, or a distance to a promise, taken in one run. What is compared runs in rounds that take turns,
-//! so that a noisy machine disturbs all alike, and a run reports the median of its rounds. A report shows the median of several
-//! runs, and how far they lie apart.
+//! Every figure is a ratio, or a distance from a promised time, and comes from one run. Contenders run in alternating
+//! rounds, so that a noisy machine disturbs all of them equally, and a run reports the median of its rounds. A report
+//! shows the median of several runs, and the lowest and the highest.
 
 mod commands;
 mod contended;
@@ -118,7 +118,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Each run of a workload in a process of its own, so that none inherits the memory and the threads of another.
+/// Runs a workload in its own process, so that no run inherits the memory and the threads of another.
 fn all(args: &Args) -> Result<()> {
     let workloads = if args.workloads.is_empty() { Workload::value_variants() } else { &args.workloads };
     let mut report = Report::default();

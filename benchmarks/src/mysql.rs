@@ -1,4 +1,5 @@
-//! Locks of a MariaDB, as rows and by `SELECT … FOR UPDATE`, against raw statements on connections of their own.
+//! Locks on a MariaDB server, both as rows and by `SELECT … FOR UPDATE`, compared with raw statements on their own
+//! connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -22,7 +23,7 @@ const ROUNDS: usize = 7;
 const PERIOD: Duration = Duration::from_millis(500);
 const TASKS: [usize; 3] = [1, 16, 64];
 
-/// The connections of a client, and those of the raw statements.
+/// The number of connections of a client, and of the raw statements.
 const CONNECTIONS: usize = 4;
 
 const LEASES: usize = 10_000;
@@ -37,8 +38,10 @@ const PASSWORD: &str = "bench";
 pub(crate) async fn run() -> Result<Vec<Figure>> {
     let server = MySqlSettings::new().option("innodb-buffer-pool-size=128M").option("max-connections=1000").start()?;
     server.query(&format!(
-        "CREATE DATABASE locks; USE locks; {SCHEMA} CREATE TABLE raw (name VARBINARY(255) PRIMARY KEY, owner BIGINT, fence BIGINT); \
-         CREATE USER {USER} IDENTIFIED BY '{PASSWORD}'; {}; GRANT SELECT, INSERT, UPDATE ON locks.raw TO {USER}; USE mysql",
+        "CREATE DATABASE locks; USE locks; {SCHEMA} \
+         CREATE TABLE raw (name VARBINARY(255) PRIMARY KEY, owner BIGINT, fence BIGINT); \
+         CREATE USER {USER} IDENTIFIED BY '{PASSWORD}'; {}; \
+         GRANT SELECT, INSERT, UPDATE ON locks.raw TO {USER}; USE mysql",
         grants("locks", USER)
     ))?;
     let mut figures = pairs(&server).await?;
@@ -62,12 +65,12 @@ async fn client(server: &MySqlServer, keeper: KeeperRuntime, more: &str) -> Resu
     self::connect(&client_url(server, more), keeper).await
 }
 
-/// A client that waits for a lock as long as it takes.
+/// A client that waits for a lock for as long as necessary.
 pub(crate) async fn connect(url: &str, keeper: KeeperRuntime) -> Result<LockClient> {
     Ok(LockClient::builder(MySqlBackend::connect(url).await?).keeper(keeper).wait(Duration::MAX).build()?)
 }
 
-/// Lets clients of any strategy use the database: the next ones decide on it.
+/// Removes the strategy of the database. The next client sets it.
 fn switch_strategy(server: &MySqlServer) -> Result<()> {
     server.query("DELETE FROM locks.leasehold_locks WHERE name = ''")?;
     Ok(())
@@ -79,7 +82,7 @@ async fn raw_connection(server: &MySqlServer) -> Result<MySqlConnection> {
     Ok(MySqlConnection::connect_with(&options).await?)
 }
 
-/// Two updates by the primary key, each in a transaction of its own, on connections of their own.
+/// Two updates by the primary key, each in its own transaction, on their own connections.
 struct Raw(Vec<Mutex<MySqlConnection>>);
 
 impl Raw {
@@ -186,7 +189,7 @@ async fn held(server: &MySqlServer) -> Result<Vec<Figure>> {
     ])
 }
 
-/// The processor time that a server without clients uses in a second.
+/// The processor time that a server without clients uses per second.
 async fn idle_processor() -> Result<Duration> {
     let other = MySqlSettings::new().option("innodb-buffer-pool-size=128M").start()?;
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -222,7 +225,7 @@ async fn row_handoffs(server: &MySqlServer) -> Result<Vec<Figure>> {
     Ok(vec![Figure::new(WORKLOAD, "handoffs with 100 clients", per_second, Unit::PerSecond, Goal::AtLeast(2_500.0))])
 }
 
-/// Against transactions that lock the same row and nothing else.
+/// Compares handoffs with transactions that lock the same row and do nothing else.
 async fn for_update_handoffs(server: &MySqlServer) -> Result<Vec<Figure>> {
     switch_strategy(server)?;
     let mut rounds = Vec::new();
@@ -265,7 +268,8 @@ async fn bare_handoffs(server: &MySqlServer) -> Result<f64> {
     turns.per_second(tasks).await
 }
 
-/// Counts how often something passes from one of many to another. Grants to the same one again do not count.
+/// Counts how often a lock passes from one of many clients to another. A further grant to the same client does not
+/// count.
 #[derive(Clone, Default)]
 struct Turns(Arc<Counts>);
 
@@ -273,7 +277,7 @@ struct Turns(Arc<Counts>);
 struct Counts {
     stop: AtomicBool,
     handed: AtomicU64,
-    /// The number of the last one, plus one.
+    /// The number of the last client, plus one.
     last: AtomicUsize,
 }
 
@@ -289,7 +293,7 @@ impl Turns {
     }
 
     async fn per_second(&self, tasks: Vec<tokio::task::JoinHandle<Result<()>>>) -> Result<f64> {
-        // By then, each has waited once.
+        // By then, each client has waited once.
         tokio::time::sleep(HANDOFFS).await;
         let handed = || self.0.handed.load(Ordering::Relaxed);
         let (before, begin) = (handed(), Instant::now());
@@ -303,7 +307,7 @@ impl Turns {
     }
 }
 
-/// How often a lock that 100 clients want passes from one to another in a second.
+/// How often a lock for which 100 clients wait passes from one to another per second.
 async fn handoffs(server: &MySqlServer, more: &str) -> Result<f64> {
     let turns = Turns::default();
     let mut clients = Vec::new();
@@ -326,7 +330,7 @@ async fn handoffs(server: &MySqlServer, more: &str) -> Result<f64> {
     turns.per_second(tasks).await
 }
 
-/// A holder's process is killed.
+/// Kills the process of a holder.
 async fn takeovers(server: &MySqlServer) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for (more, ends, what, bound) in [

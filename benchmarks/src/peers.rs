@@ -1,4 +1,4 @@
-//! What Leasehold is held against, each on one connection of its own to the same server.
+//! What Leasehold is compared with. Each peer has one connection of its own to the same server.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,7 @@ pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection> {
 /// One way to acquire and release a lock.
 pub(crate) enum Peer {
     Leasehold(LockClient),
-    /// The very same two scripts, called on a bare connection: what is missing is the client, the keeper and the guard.
+    /// The same two scripts, called on a bare connection, without a client, a keeper and a guard.
     SameScripts(SameScripts),
     /// `SET NX PX` and a compare-and-delete: no fencing, no queue, no renewal, no withdraw.
     SmallestPair(SmallestPair),
@@ -36,7 +36,7 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    /// All of them, by the URL that they are to use. Leasehold is the first. `server` is where the server itself listens.
+    /// All peers, connected through `url`. Leasehold is the first. `server` is the address of the server itself.
     pub(crate) async fn all(url: &str, server: SocketAddr) -> Result<Vec<Self>> {
         let client = client(url, KeeperRuntime::OwnThread).await?;
         let [acquire, release] = recorded::pair(&client, server).await?;
@@ -60,17 +60,17 @@ impl Peer {
         }
     }
 
-    /// Whether it is another lock library, and no floor of our own making.
+    /// Whether it is another lock library, and not one of the two pairs that this benchmark defines as the floor.
     pub(crate) fn is_library(&self) -> bool {
         matches!(self, Self::Rslock(_) | Self::AsyncRedisLock(..))
     }
 
-    /// What Leasehold is to reach against it.
+    /// The goal of Leasehold compared with this peer.
     pub(crate) fn goal(&self, tasks: usize) -> Option<f64> {
         matches!((self, tasks), (Self::SameScripts(_), 1)).then_some(0.9)
     }
 
-    /// Acquires and releases a lock that nobody else wants.
+    /// Acquires and releases a lock for which no other client waits.
     pub(crate) async fn pair(&self, name: &str) -> Result<()> {
         match self {
             Self::Leasehold(client) => client.lock(name).ttl(TTL).acquire().await?.release().await?,
@@ -117,7 +117,7 @@ impl SmallestPair {
 
     async fn pair(&self, name: &str) -> Result<()> {
         let mut connection = self.connection.clone();
-        // An owner token that nobody else draws.
+        // A unique owner token.
         let mut owner = [7; 16];
         owner[..8].copy_from_slice(&self.drawn.fetch_add(1, Ordering::Relaxed).to_be_bytes());
         let mut acquire = redis::cmd("SET");

@@ -1,7 +1,7 @@
 //! The CPUs that a process and its children may use.
 //!
-//! A thread inherits the CPUs of the thread that starts it, and so does a process. So [`pin`] runs before a server or a runtime
-//! is started, and holds for everything that is started afterwards.
+//! A thread or a process inherits the CPUs of the thread that starts it. So [`pin`] must run before a server or a
+//! runtime is started, and applies to everything that is started afterwards.
 
 use anyhow::{Context, Result, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -9,7 +9,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// The first two CPUs that this process may use.
 ///
 /// # Errors
-/// When it may use one only.
+/// When it may use only one.
 pub(crate) fn two_cpus() -> Result<[usize; 2]> {
     let allowed = sched_getaffinity(None).context("cannot read which CPUs this process may use")?;
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
@@ -17,7 +17,7 @@ pub(crate) fn two_cpus() -> Result<[usize; 2]> {
     Ok(two.into())
 }
 
-/// From now on the calling thread, and what it starts, uses this CPU only.
+/// Restricts the calling thread, and everything that it starts from now on, to this CPU.
 pub(crate) fn pin(cpu: usize) -> Result<()> {
     let mut only = CpuSet::new();
     only.set(cpu);

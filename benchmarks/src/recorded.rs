@@ -1,4 +1,4 @@
-//! The script calls that Leasehold sends, as the server sees them: so that a bare connection can send the very same.
+//! The script calls that Leasehold sends, recorded at the server, so that a bare connection can send the same calls.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,7 +15,7 @@ const NAME: &str = "recorded";
 pub(crate) struct Call(Vec<Vec<u8>>);
 
 impl Call {
-    /// The same call about another lock.
+    /// The same call for another lock.
     pub(crate) fn about(&self, name: &str) -> redis::Cmd {
         let mut command = redis::Cmd::new();
         for part in &self.0 {
@@ -30,7 +30,7 @@ impl Call {
 
 /// The calls of one acquire and one release of `client`, in order.
 pub(crate) async fn pair(client: &LockClient, server: SocketAddr) -> Result<[Call; 2]> {
-    // Once unheard: the first call of a script only learns that the server does not know it yet.
+    // The first pair is not recorded, because its calls only load the scripts into the server.
     client.lock("unheard").acquire().await?.release().await?;
     let mut stream = TcpStream::connect(server)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;

@@ -27,23 +27,23 @@ pub(crate) struct Figure {
     pub(crate) reached: Option<bool>,
 }
 
-/// How a value is read.
+/// The unit of a value.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unit {
     /// A ratio of two measurements.
     Ratio,
-    /// Commands that clients sent, for each handoff.
+    /// Commands that clients sent per handoff.
     Commands,
     Bytes,
     /// Percent of one core.
     Percent,
     Milliseconds,
-    /// A count for each second, on this machine: only to give the ratios a scale.
+    /// A count per second on this machine, which only gives the ratios a scale.
     PerSecond,
 }
 
-/// What a value is to be.
+/// The goal for a value.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Goal {
@@ -63,7 +63,7 @@ impl Figure {
         Self { workload: workload.into(), what: what.into(), value, runs: vec![value], unit, goal: None, reached: None }
     }
 
-    /// Takes the value of another run of the same figure along.
+    /// Adds the value that another run has for the same figure.
     fn add_run(&mut self, other: &Self) {
         self.runs.extend(&other.runs);
         self.value = median(self.runs.iter().copied());
@@ -81,7 +81,7 @@ impl Goal {
 }
 
 impl Report {
-    /// Adds the figures of a run. A figure that is there already gets one more run.
+    /// Adds the figures of a run. A figure that exists already gets one more value.
     pub(crate) fn add(&mut self, figures: Vec<Figure>) {
         for figure in figures {
             match self.figures.iter_mut().find(|known| known.workload == figure.workload && known.what == figure.what) {
@@ -91,7 +91,7 @@ impl Report {
         }
     }
 
-    /// A table in Markdown, as in docs/benchmarks.md. Several runs are shown by their lowest and their highest value.
+    /// A table in Markdown, as in docs/benchmarks.md. Of several runs it also shows the lowest and the highest value.
     pub(crate) fn table(&self) -> String {
         let mut out =
             String::from("| workload | figure | median | runs | goal | reached |\n|---|---|---|---|---|---|\n");

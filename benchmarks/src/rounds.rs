@@ -1,4 +1,4 @@
-//! Rounds that take turns, and what is read from them.
+//! Rounds that alternate between contenders, and the figures of a round.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,23 +6,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// The middle one. Not a number when there is none.
+/// The median. NaN if there are no values.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<_> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What one contender did in one round.
+/// The figures of one contender in one round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Round {
     /// Operations a second, over all tasks.
     pub(crate) per_second: f64,
-    /// The time that 99 of 100 operations took at most, in seconds.
+    /// The 99th percentile of the time of an operation, in seconds.
     pub(crate) p99: f64,
 }
 
-/// Runs `operation` in this many tasks, each again and again, for about `period`.
+/// Runs `operation` repeatedly in this many tasks for about `period`.
 pub(crate) async fn run<F, W>(tasks: usize, period: Duration, operation: F) -> Result<Round>
 where
     F: Fn(usize) -> W + Send + Sync + 'static,

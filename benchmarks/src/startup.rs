@@ -1,4 +1,4 @@
-//! What the command costs before the child's first byte, beside the bare child and `flock`.
+//! The time until the first byte of the child: with the command, with `flock`, and for the child alone.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(crate) fn run() -> Result<Vec<Figure>> {
             first_byte(Path::new("flock"), &[folder.path().join("flock").to_string_lossy().as_ref(), "echo", "x"])?,
             first_byte(&command, &["run", "--store", &store, "startup", "--", "echo", "x"])?,
         ];
-        // The first one makes the file.
+        // The first run creates the file.
         if round > 0 {
             bare.push(times[0]);
             flock.push(times[1]);
@@ -44,7 +44,7 @@ pub(crate) fn run() -> Result<Vec<Figure>> {
     ])
 }
 
-/// The command as it was built beside this program.
+/// The command's program, from the folder of this program.
 fn command() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let command = own.with_file_name("leasehold");

@@ -1,4 +1,5 @@
-//! A holder that is killed, and holders that lose their lease: how long until somebody knows.
+//! How long a waiter needs to take over from a killed holder, and how long a holder needs to notice that its lease is
+//! lost.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -32,7 +33,7 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
     for round in 0..ROUNDS {
         let guard = client.lock(format!("silent/{round}")).ttl(TTL).acquire().await?;
         tokio::time::sleep(TTL.mul_f64(0.4)).await;
-        // With the server paused no renewal is answered, so the validity read now is the last.
+        // With the server paused no renewal has a reply, so this is the last validity.
         server.pause()?;
         tokio::time::sleep(TTL / 20).await;
         let (start, validity) = (Instant::now(), guard.validity());
@@ -40,7 +41,7 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
         silent.push(Sample::new(Instant::now(), start + validity, &lag_monitor, start));
         server.resume()?;
         drop(guard);
-        // The next round begins with a server that answers.
+        // The next round begins with a server that works.
         while client.lock("awake").try_acquire().await.is_err() {
             tokio::time::sleep(TTL / 10).await;
         }
@@ -70,15 +71,16 @@ pub(crate) fn figures(workload: &str, what: &str, samples: &[Sample], bound: f64
 /// When the lease of a killed holder ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ends {
-    /// At the deadline of its record.
+    /// At the time in its record.
     AtTheDeadline,
-    /// One ttl after the kill at the latest: the last renewal was before.
+    /// One ttl after the kill at the latest, because the last renewal was before the kill.
     WithinTheTtl,
-    /// When the server notices that the connection is gone.
+    /// When the server notices that the connection is closed.
     WithTheProcess,
 }
 
-/// Kills holders that others wait for: how late the waiter holds after the lease has ended.
+/// Kills holders for which another client waits, and measures how long after the end of the lease the waiter gets the
+/// lock.
 pub(crate) async fn killed(client: &LockClient, url: &str, ttl: Duration, ends: Ends) -> Result<Vec<Sample>> {
     let lag_monitor = LagMonitor::start();
     let mut samples = Vec::new();
@@ -87,7 +89,8 @@ pub(crate) async fn killed(client: &LockClient, url: &str, ttl: Duration, ends: 
         let mut holder = holder(url, &name, ttl)?;
         let waiter = client.lock(&name).ttl(ttl);
         let waiter = tokio::spawn(async move { waiter.acquire().await.map(|guard| (guard, Instant::now())) });
-        // Long enough for the waiter to queue, and each round at another distance from the holder's last renewal.
+        // The pause is long enough for the waiter to queue, and ends at a different time after the holder's last
+        // renewal in each round.
         let pause = ttl / 3 + ttl.mul_f64(round as f64 / ROUNDS as f64 / 3.0);
         tokio::time::sleep(pause).await;
         let before = Instant::now();
@@ -97,7 +100,7 @@ pub(crate) async fn killed(client: &LockClient, url: &str, ttl: Duration, ends: 
             Ends::WithinTheTtl => before + ttl,
             Ends::AtTheDeadline => {
                 let kill = Instant::now();
-                // No request renews the lease any more, so the record has its last deadline.
+                // No request renews the lease any more, so the time in the record is final.
                 let lease = client
                     .inspect(&name)
                     .await?
@@ -113,7 +116,7 @@ pub(crate) async fn killed(client: &LockClient, url: &str, ttl: Duration, ends: 
     Ok(samples)
 }
 
-/// How late something was, in milliseconds, and how late the machine was meanwhile.
+/// How late something was, in milliseconds, and how late the machine woke its tasks meanwhile.
 pub(crate) struct Sample {
     late: f64,
     lag: f64,

@@ -1,4 +1,4 @@
-//! Acquire and release of locks that nobody else wants.
+//! Acquire and release of locks for which no other client waits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,22 +15,24 @@ use crate::{commands, placement, usage};
 const ROUNDS: usize = 7;
 const PERIOD: Duration = Duration::from_millis(300);
 
-/// How long a request or a reply is on its way in [`State::Path`].
+/// How long a request or a reply is delayed in [`State::Path`].
 const PATH: Duration = Duration::from_millis(2);
 
-/// Where client and server run, and what lies between them. Left to the scheduler, the same programs differ by more from run
-/// to run than from each other: how often an idle CPU has to be woken decides, and so does where.
+/// Where client and server run, and the path between them. If the scheduler chose the CPUs, one program would differ
+/// more between runs than the programs differ from each other, because the result depends on how often, and on which
+/// core, an idle CPU has to be woken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Client and server share one CPU: only the work counts.
+    /// Client and server share one CPU, so that only the work counts.
     Pinned,
-    /// The client has one CPU and the server another: each message may have to wake an idle CPU.
+    /// The client has one CPU and the server another, so that each message may have to wake an idle CPU.
     Split,
-    /// A proxy delays every message: what a network does.
+    /// A proxy delays every message, as a network does.
     Path,
 }
 
-/// Measures all peers in one state. It has to be called before any thread was started, since these keep their CPUs.
+/// Measures all peers in one state. It must be called before any thread is started, because running threads keep their
+/// CPUs.
 pub(crate) fn run(workload: &str, state: State) -> Result<Vec<Figure>> {
     let start = || RedisSettings::new().start();
     let (server, proxy) = match state {
@@ -71,7 +73,7 @@ async fn measure(
         }
         let mut rounds: Vec<Vec<Round>> = vec![Vec::new(); peers.len()];
         for number in 0..ROUNDS {
-            // Forth and back, so that nobody always runs after the same neighbour.
+            // Back and forth, so that no peer always runs after the same one.
             let order: Vec<_> =
                 if number % 2 == 0 { (0..peers.len()).collect() } else { (0..peers.len()).rev().collect() };
             for peer in order {
@@ -94,7 +96,7 @@ async fn measure(
             }
         }
         let libraries = peers[1..].iter().zip(others).filter(|(peer, _)| peer.is_library());
-        // Whoever is faster has the smaller ratio.
+        // The ratio to the faster of the two is the smaller one.
         let ratio = libraries.map(|(_, other)| ratio(own, other, speed)).fold(f64::INFINITY, f64::min);
         let goal = Goal::AtLeast(state.goal(tasks));
         figures.push(Figure::new(workload, what("the faster of the two peers"), ratio, Unit::Ratio, goal));
@@ -104,13 +106,13 @@ async fn measure(
     Ok(figures)
 }
 
-/// The median of the ratios of rounds that ran one after the other.
+/// The median of the ratios of rounds that followed each other.
 fn ratio(own: &[Round], other: &[Round], value: impl Fn(&Round) -> f64) -> f64 {
     median(own.iter().zip(other).map(|(own, other)| value(own) / value(other)))
 }
 
 impl State {
-    /// What is to be reached against the faster of the two peers.
+    /// The goal for the ratio to the faster of the two other libraries.
     fn goal(self, tasks: usize) -> f64 {
         match (self, tasks) {
             (Self::Pinned, 1) => 1.15,
@@ -118,7 +120,7 @@ impl State {
             (Self::Pinned, _) => 1.6,
             (Self::Split, 16) => 0.8,
             (Self::Split, _) => 1.0,
-            // What was measured when the goals were set, less its spread: 1.0, 1.82 and 1.55.
+            // The measurements when the goals were set, reduced by their spread: 1.0, 1.82 and 1.55.
             (Self::Path, 1) => 0.95,
             (Self::Path, 16) => 1.7,
             (Self::Path, _) => 1.45,
@@ -150,7 +152,8 @@ pub(crate) async fn alone(peer: usize, tasks: usize, period: Duration) -> Result
 
 async fn round(peer: &Arc<Peer>, tasks: usize, period: Duration) -> Result<Round> {
     let peer = peer.clone();
-    // All names are of one length, since names travel. The smallest pair's and the peers' are keys as they are.
+    // All names have the same length, because a request contains the name. The smallest pair and the peers use names as
+    // keys without changes.
     let initial = peer.name().replace("the ", "").chars().next().unwrap_or_default();
     let names: Arc<[String]> = (0..tasks).map(|task| format!("bench/{initial}/{task:03}")).collect();
     rounds::run(tasks, period, move |task| {

@@ -1,4 +1,4 @@
-//! Locks of a ZooKeeper of one server, against raw requests on a client of their own.
+//! Locks on a single ZooKeeper server, compared with raw requests on their own client.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,17 +19,18 @@ const WORKLOAD: &str = "zk";
 const ROUNDS: usize = 6;
 const PERIOD: Duration = Duration::from_millis(500);
 
-/// Tasks, and the goal of a pair against a raw creation and deletion of an ephemeral sequential node.
+/// The numbers of tasks, each with the goal of a pair compared with the raw creation and deletion of an ephemeral
+/// sequential node.
 const TASKS: [(usize, f64); 3] = [(1, 0.85), (16, 0.85), (256, 0.7)];
 
 const LEASES: usize = 10_000;
 const WATCHED: Duration = Duration::from_secs(30);
 
-/// Clients, and the goal of a handoff against a raw pair.
+/// The numbers of clients, each with the goal of a handoff compared with a raw pair.
 const CLIENTS: [(usize, f64); 4] = [(2, 1.6), (10, 1.6), (100, 1.6), (1_000, 2.0)];
 const HANDOFFS: usize = 300;
 
-/// The goal of requests for each contended handoff.
+/// The goal for requests per contended handoff.
 const REQUESTS: f64 = 4.0;
 
 const SHORT: Duration = Duration::from_secs(2);
@@ -44,7 +45,7 @@ pub(crate) async fn run() -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// With the default tick, as in production: sessions are kept active seldom.
+/// With the default tick, as in production. Then sessions are rarely kept active.
 fn url(server: &ZooKeeperServer) -> String {
     format!("zk://{}/", server.addr())
 }
@@ -55,7 +56,7 @@ pub(crate) async fn client(url: &str, keeper: KeeperRuntime) -> Result<LockClien
 
 async fn raw(server: &ZooKeeperServer) -> Result<Client> {
     let client = Client::connect(&server.addr().to_string()).await?;
-    // It may be there from another workload.
+    // Another workload may have created it.
     let _ = client.create("/raw", b"", &CreateMode::Persistent.with_acls(Acls::anyone_all())).await;
     Ok(client)
 }
@@ -67,7 +68,7 @@ async fn create_and_delete(client: &Client, task: usize) -> Result<()> {
     Ok(client.delete(&format!("{prefix}{number}"), None).await?)
 }
 
-/// What an acquire and a release need at least: a creation and a list of the queue at once, and a deletion.
+/// The least that an acquire and a release need: a creation and a list of the queue at once, and a deletion.
 async fn create_list_and_delete(client: &Client, task: usize) -> Result<()> {
     let (queue, prefix) = (format!("/raw/queue-{task}"), format!("/raw/queue-{task}/x-"));
     let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
@@ -79,7 +80,7 @@ async fn create_list_and_delete(client: &Client, task: usize) -> Result<()> {
 
 async fn pairs(server: &ZooKeeperServer) -> Result<Vec<Figure>> {
     let apart = client(&url(server), KeeperRuntime::OwnThread).await?;
-    // The tasks of its sessions run beside those that acquire.
+    // Its session tasks run beside the tasks that acquire.
     let beside = client(&url(server), KeeperRuntime::CurrentRuntime).await?;
     let raw = raw(server).await?;
     let mut figures = Vec::new();
@@ -136,7 +137,7 @@ async fn pairs(server: &ZooKeeperServer) -> Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// The time from a release to the next grant, against a raw pair, and what a handoff costs.
+/// The time from a release to the next grant compared with a raw pair, and the cost of a handoff.
 async fn handoffs(server: &ZooKeeperServer) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     let raw = raw(server).await?;
@@ -166,8 +167,8 @@ async fn pair_p50(client: &Client) -> Result<f64> {
     Ok(median(times))
 }
 
-/// The requests about locks that a server has processed. A release of a claim that has waited is one request, and two writes. A watch
-/// reports the first one.
+/// The requests about locks that a server has processed. The release of a claim that has waited is one request with two
+/// writes, of which a watch reports the first.
 fn requests(server: &ZooKeeperServer) -> Result<f64> {
     let statistics: BTreeMap<String, f64> = server.side().statistics()?;
     let number = |name: &str| statistics.get(name).copied().unwrap_or_default();
@@ -194,7 +195,7 @@ async fn handoff(server: &ZooKeeperServer, count: usize) -> Result<Handoffs> {
 async fn held(server: &ZooKeeperServer) -> Result<Vec<Figure>> {
     let client = client(&url(server), KeeperRuntime::OwnThread).await?;
     let guards = held::acquire(&client, "held", LEASES).await?;
-    // Their watches are set meanwhile.
+    // The watches of the leases are set meanwhile.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let (renewed, before) = (client.stats().renewed, writes(server)?);
     tokio::time::sleep(WATCHED).await;
@@ -208,12 +209,12 @@ async fn held(server: &ZooKeeperServer) -> Result<Vec<Figure>> {
     Ok(vec![Figure::new(WORKLOAD, what, sent / periods, Unit::Ratio, Goal::AtMost(1.0))])
 }
 
-/// How long after the ttl a waiter of a killed holder holds.
+/// How long after the ttl a waiter takes over from a killed holder.
 async fn takeovers(server: &ZooKeeperServer) -> Result<[Figure; 2]> {
     let url = format!("{}?tick={}ms", url(server), TICK.as_millis());
     let client = client(&url, KeeperRuntime::OwnThread).await?;
     let samples = takeover::killed(&client, &url, SHORT, Ends::WithinTheTtl).await?;
-    // The session lasts two ticks longer than the lease, and ends with a tick.
+    // The session lasts two ticks longer than the lease, and ends at a tick.
     let bound = (TICK * 3 + Duration::from_millis(50)).as_secs_f64() * 1000.0;
     Ok(takeover::figures(WORKLOAD, "a killed holder's waiter holds, after the kill and the ttl", &samples, bound))
 }
