@@ -1,4 +1,4 @@
-//! A holder that was paused in its work: etcd refuses its transaction, because the lease is no longer current.
+//! A holder is paused in its work, and etcd refuses its transaction, because the lease is no longer current.
 //!
 //! etcd compares the key of the lease and writes in one step. So there is no moment between the check and the write.
 //!
@@ -22,7 +22,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let host = url.trim_start_matches("etcd://").split(['/', '?']).next().unwrap_or_default().to_owned();
     let mut kv = Client::connect([host], None).await?.kv_client();
 
-    // Ann holds the lock, and is paused before her transaction. A lease without renewal simulates a process that does not run at all.
+    // Ann holds the lock, and is paused before her transaction. A lease without renewal simulates a process that does
+    // not run at all.
     let ann = client.lock("ledger").ttl(Duration::from_secs(1)).without_renewal().acquire().await?;
     let late = Txn::new().when([fence(&ann)?]).and_then([TxnOp::put("ledger", "ann: 10", None)]);
 
@@ -32,7 +33,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     assert!(kv.txn(write).await?.succeeded());
     println!("bob wrote with token {}", bob.fencing_token());
 
-    // Ann continues where she was.
+    // Ann continues where she was paused.
     assert!(!kv.txn(late).await?.succeeded());
     let found = kv.get("ledger", None).await?;
     println!("ann's late transaction was refused, and the ledger has {:?}", found.kvs()[0].value_str()?);

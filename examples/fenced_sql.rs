@@ -1,7 +1,7 @@
-//! A holder that was paused in its work: MySQL refuses its transaction, because the lease is no longer current.
+//! A holder is paused in its work, and MySQL refuses its transaction, because the lease is no longer current.
 //!
-//! The database checks the lease inside the transaction, and no other client can be granted the lock until the transaction ends. So there
-//! is no moment between the check and the write.
+//! The database checks the lease inside the transaction, and no other client can be granted the lock until the
+//! transaction ends. So there is no moment between the check and the write.
 //!
 //! `cargo run --features mysql --example fenced_sql -- mysql://user:password@127.0.0.1/database`
 //! The user needs the permission to create tables.
@@ -21,11 +21,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     MySqlBackend::create_schema(&url).await?;
     let client = leasehold::connect(&url).await?;
-    // The program's own connections. Leasehold's settings in the URL mean nothing to sqlx.
+    // The program's own connections. sqlx ignores Leasehold's settings in the URL.
     let pool = MySqlPool::connect(url.split('?').next().unwrap_or_default()).await?;
     sqlx::query("CREATE TABLE IF NOT EXISTS ledger (line VARCHAR(100) NOT NULL)").execute(&pool).await?;
 
-    // Ann holds the lock, and is paused before her transaction. A lease without renewal simulates a process that does not run at all.
+    // Ann holds the lock, and is paused before her transaction. A lease without renewal simulates a process that does
+    // not run at all.
     let ann = client.lock("ledger").ttl(Duration::from_secs(1)).without_renewal().acquire().await?;
 
     // Meanwhile her lease ends, and Bob does his work.
@@ -36,7 +37,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     transaction.commit().await?;
     println!("bob wrote with token {}", bob.fencing_token());
 
-    // Ann continues where she was.
+    // Ann continues where she was paused.
     let mut transaction = pool.begin().await?;
     let refused = fence(&mut transaction, &ann).await.expect_err("bob holds the lock");
     transaction.rollback().await?;

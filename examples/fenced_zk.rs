@@ -1,6 +1,7 @@
-//! A holder that was paused in its work: ZooKeeper refuses its multi, because the lease is no longer current.
+//! A holder is paused in its work, and ZooKeeper refuses its multi, because the lease is no longer current.
 //!
-//! ZooKeeper checks the node of the lease and writes in one step. So there is no moment between the check and the write.
+//! ZooKeeper checks the node of the lease and writes in one step. So there is no moment between the check and the
+//! write.
 //!
 //! `cargo run --features zk --example fenced_zk -- zk://127.0.0.1:2181`
 
@@ -25,7 +26,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         Err(error) => return Err(error.into()),
     }
 
-    // Ann holds the lock, and is paused before her multi. A lease without renewal simulates a process that does not run at all.
+    // Ann holds the lock, and is paused before her multi. A lease without renewal simulates a process that does not run
+    // at all.
     let ann = client.lock("ledger").ttl(Duration::from_secs(1)).without_renewal().acquire().await?;
     let mut late = zk.new_multi_writer();
     fence(&ann)?.check(&mut late)?;
@@ -39,7 +41,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     write.commit().await?;
     println!("bob wrote with token {}", bob.fencing_token());
 
-    // Ann continues where she was.
+    // Ann continues where she was paused.
     let refused = late.commit().await;
     assert!(matches!(refused, Err(MultiWriteError::OperationFailed { source: ZkError::NoNode, .. })), "{refused:?}");
     let (data, _) = zk.get_data("/ledger").await?;

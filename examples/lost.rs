@@ -1,7 +1,7 @@
-//! A lease is lost, and its holder is told at once, before anybody else can hold the lock.
+//! A lease is lost, and its holder is notified at once, before another client can hold the lock.
 //!
-//! The lease here is a fixed one of a second, for work that takes longer. With renewal, which is the default, the same
-//! happens to a holder that is cut off from the store, or that was paused for too long.
+//! The lease here lasts one second without renewal, and the work takes longer. With renewal, which is the default, the
+//! same happens to a holder that loses its connection to the store, or that is paused for too long.
 //!
 //! `cargo run --example lost`, or with a store: `cargo run --features redis --example lost -- redis://127.0.0.1:6379`
 
@@ -18,7 +18,7 @@ async fn main() -> leasehold::Result<()> {
     let lock = client.lock("reports/daily").ttl(TTL).without_renewal();
     let start = Instant::now();
 
-    // Whoever wants to decide for himself waits for the loss beside his work.
+    // To decide yourself what happens at a loss, wait for the loss beside the work.
     let guard = lock.acquire().await?;
     println!("ann holds it, for {:?} at most", guard.validity());
     let next = tokio::spawn(async move { lock.acquire().await });
@@ -28,12 +28,12 @@ async fn main() -> leasehold::Result<()> {
     }
     assert!(!guard.is_held());
 
-    // The next holder was not there before she knew: her validity ends before the lease does at the store.
+    // Ann was notified before Bob got the lock: her validity ends before her lease ends at the store.
     let guard = next.await.expect("the task runs to its end")?;
     println!("{:?}: bob holds it", start.elapsed());
     assert!(start.elapsed() >= TTL);
 
-    // `run` does the same by itself: it ends the work when the lease is lost.
+    // `run` does the same: it ends the work if the lease is lost.
     let error = guard.run(report()).await.expect_err("the report takes longer than the lease");
     println!("{:?}: bob lost it too, and his work was ended: {error}", start.elapsed());
     assert_eq!(error.kind(), ErrorKind::Lost);

@@ -1,8 +1,9 @@
-//! A backend of your own: everything that Leasehold needs of a store that it does not know.
+//! A backend of your own: everything that Leasehold needs from a store that it does not know.
 //!
-//! The store here is a table in this process, in the place of a table of your database. It does what nearly every store can do: change
-//! one row in one step, by its own clock. The rest is Leasehold's. The chapter "Write a backend" in `conformance-tests/README.md`
-//! leads through it, `conformance-tests/tests/third_party.rs` runs the suite on it, `cargo run --example third_party_backend` this.
+//! The store here is a table in this process, which stands for a table of your database. It does what nearly every
+//! store can do: change one row in one step, by its own clock. Leasehold does the rest. The chapter "Write a backend"
+//! in `conformance-tests/README.md` explains this example, and `conformance-tests/tests/third_party.rs` runs the suite
+//! on it. `cargo run --example third_party_backend` runs the example.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,24 +21,25 @@ use leasehold::{Error, ErrorKind, FencingToken, LockName, Result};
 #[derive(Debug, Clone, Default)]
 pub struct Table(Arc<Mutex<HashMap<LockName, Row>>>);
 
-/// What the store keeps of a lock. The row stays when the lock is free, or its tokens would begin again.
+/// What the store keeps about a lock. The row stays when the lock is free, because otherwise its tokens would start
+/// again.
 #[derive(Debug, Clone, Default)]
 pub struct Row {
-    /// Who holds, and until when by the store's clock.
+    /// The holder, and when its lease ends by the store's clock.
     pub lease: Option<(OwnerToken, Instant)>,
     /// The token of the last grant.
     pub token: u64,
-    /// Withdrawn claims, and until when each is remembered.
+    /// Withdrawn claims, and until when the store remembers each.
     pub withdrawn: Vec<(OwnerToken, Instant)>,
 }
 
 impl Table {
-    /// The rows, for one step.
+    /// Locks the rows for one step.
     pub fn rows(&self) -> MutexGuard<'_, HashMap<LockName, Row>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A transaction on one row, from which everything that has expired is gone.
+    /// A transaction on one row, from which it first removes everything that has expired.
     fn change<T>(&self, name: &LockName, work: impl FnOnce(&mut Row, Instant) -> T) -> T {
         let (mut rows, now) = (self.rows(), Instant::now());
         let row = rows.entry(name.clone()).or_default();
@@ -47,10 +49,10 @@ impl Table {
     }
 }
 
-/// How long a waiter sleeps between two attempts. The store notifies nobody when a lock becomes free.
+/// How long a waiter sleeps between two attempts. The store sends no notification when a lock becomes free.
 const POLL: Duration = Duration::from_millis(20);
 
-/// The way of one client to the table.
+/// The connection of one client to the table.
 #[derive(Debug)]
 pub struct TableBackend {
     table: Table,
@@ -71,14 +73,14 @@ impl LockBackend for TableBackend {
     }
 
     async fn acquire(&self, AcquireRequest { claim, ttl, .. }: &AcquireRequest) -> Result<AcquireOutcome> {
-        // The validity counts from here: before the request is on its way.
+        // The validity is counted from here, before the request is sent.
         let sent = self.core.core()?.stamp();
         self.table.change(claim.name(), |row, now| {
             if row.withdrawn.iter().any(|(owner, _)| owner == claim.owner()) {
                 return Err(Error::new(ErrorKind::Lost, "the claim was withdrawn before this request"));
             }
             let until = match row.lease {
-                // A second copy of the request of whoever holds: the same grant, and at least the ttl that it wants.
+                // A second copy of the holder's request gets the same grant, with at least the ttl that it asks for.
                 Some((owner, until)) if owner == *claim.owner() => until.max(now + *ttl),
                 Some((_, until)) => return Ok(AcquireOutcome::Contended { retry_after: POLL.min(until - now) }),
                 None => {
@@ -119,7 +121,7 @@ impl LockBackend for TableBackend {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // Only what is better than the least that a backend can promise: the suite holds each to the truth.
+        // Only the values that are better than the least that a backend can promise. The suite verifies each of them.
         let mut it = Capabilities::new("table");
         it.scope = Scope::Process;
         it.clock = StoreClock::MachineBoot;

@@ -9,7 +9,7 @@ use url::Url;
 /// A scheme, the feature that it needs, and whether that is on.
 type Row = (&'static str, &'static str, bool);
 
-/// The schemes of URLs, for error texts: also for those of the command, whose features have the same names.
+/// The schemes of URLs, for error texts. The command uses them too, because its features have the same names.
 pub const SCHEMES: &[Row] = &[
     ("memory", "", true),
     ("sqlite", "sqlite", cfg!(feature = "sqlite")),
@@ -23,31 +23,32 @@ pub const SCHEMES: &[Row] = &[
     ("zks", "zk-tls", cfg!(feature = "zk-tls")),
 ];
 
-/// A client for the store of a URL, with the defaults: ttl 30 s, wait 60 s, a lease keeper on a thread of its own.
-/// [`connect_builder`] sets others.
+/// A client for the store of a URL, with the defaults: ttl 30 s, wait 60 s, a lease keeper on its own thread. Use
+/// [`connect_builder`] to change them.
 ///
-/// - `memory://`: a store inside this process, the same for every call; for tests and examples.
+/// - `memory://`: a store inside this process, for tests and examples. Every call uses the same store.
 /// - `redis://[user:password@]host[:port][/database][?…]`, `rediss://…`, `redis+unix:///path[?…]` (features `redis`,
-///   `redis-tls`): one Redis server. It is connected to and checked before this returns.
-/// - `mysql://user[:password]@host[:port]/database[?…]` (features `mysql`, `mysql-tls`): a MySQL or MariaDB server. The table of locks must
-///   exist: `MySqlBackend::create_schema` creates it.
-/// - `etcd://[user:password@]host[:port][,host[:port]…][/prefix][?…]`, `etcds://…` (features `etcd`, `etcd-tls`): an etcd cluster.
-/// - `zk://[user:password@]host[:port][,host[:port]…][/root][?…]`, `zks://…` (features `zk`, `zk-tls`): a ZooKeeper, of one server or
-///   several.
-/// - `sqlite:///path/locks.db[?…]`, `sqlite://` for a file in the user's state folder (feature `sqlite`): a file for the
-///   processes of this machine. It is made when it is not there, and checked before this returns.
+///   `redis-tls`): one Redis server. This connects to it and checks it before it returns.
+/// - `mysql://user[:password]@host[:port]/database[?…]` (features `mysql`, `mysql-tls`): a MySQL or MariaDB server. The
+///   table of locks must exist: `MySqlBackend::create_schema` creates it.
+/// - `etcd://[user:password@]host[:port][,host[:port]…][/prefix][?…]`, `etcds://…` (features `etcd`, `etcd-tls`): an
+///   etcd cluster.
+/// - `zk://[user:password@]host[:port][,host[:port]…][/root][?…]`, `zks://…` (features `zk`, `zk-tls`): a ZooKeeper
+///   server or ensemble.
+/// - `sqlite:///path/locks.db[?…]`, `sqlite://` for a file in the user's state folder (feature `sqlite`): a file for
+///   the processes of this machine. This creates the file if it does not exist, and checks it before it returns.
 ///
 /// # Errors
-/// - [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput): the URL cannot be read, or its scheme is not known (the text names
-///   those that are compiled in, and the feature that is missing); or the tokio runtime has no timers (`enable_time`). Nothing was
-///   sent.
+/// - [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput): the URL cannot be parsed, or its scheme is unknown (the
+///   text names the schemes that are compiled in, and the feature that is missing), or the tokio runtime has no timers
+///   (`enable_time`). Nothing was sent.
 /// - [`Unavailable`](leasehold_core::ErrorKind::Unavailable), [`Auth`](leasehold_core::ErrorKind::Auth),
-///   [`Unsupported`](leasehold_core::ErrorKind::Unsupported), [`Capacity`](leasehold_core::ErrorKind::Capacity): the server cannot
-///   be reached or used.
+///   [`Unsupported`](leasehold_core::ErrorKind::Unsupported), [`Capacity`](leasehold_core::ErrorKind::Capacity): the
+///   server cannot be reached or used.
 ///
-/// Makes one attempt, and ends within the backend's call bound: for a server and SQLite `timeout` in the URL, 1 s by default. Only a
-/// slow disk under a SQLite file is given 10 s. A program that may start before its store uses [`connect_lazy`]. No error shows
-/// a password.
+/// Makes one attempt, and ends within the backend's call bound. For a server and for SQLite this is `timeout` in the
+/// URL, 1 s by default. Only a slow disk under a SQLite file may take 10 s. If a program may start before its store,
+/// use [`connect_lazy`]. No error contains a password.
 ///
 /// # Cancel safety
 /// Dropped, it leaves nothing behind.
@@ -55,7 +56,7 @@ pub async fn connect(url: &str) -> Result<LockClient> {
     connect_builder(url).await?.build()
 }
 
-/// The same with other defaults: a label, a ttl, a clock. It is connected before this returns.
+/// [`connect`] with other defaults, such as a label, a ttl or a clock. It connects before it returns.
 ///
 /// # Errors
 /// As [`connect`].
@@ -80,21 +81,23 @@ pub async fn connect_builder(url: &str) -> Result<LockClientBuilder> {
     }
 }
 
-/// A client that connects by itself, with the first call: for a program that may start before its store. Sends nothing.
+/// A client that connects by itself with its first call, for a program that may start before its store. This function
+/// sends nothing.
 ///
-/// Connecting belongs to the `wait` of an acquire: a store that cannot be reached is tried again, with growing pauses, until the
-/// wait is over, and the error is `Unavailable` then. [`try_acquire`](leasehold_core::Lock::try_acquire) and
-/// every other call make one attempt. What waiting does not mend (`Auth`, `Unsupported`, `Capacity`) fails at once, as it does
-/// with [`connect`], but with the first call. Too many connections to the server end no wait, because other clients close theirs.
+/// An acquire connects within its `wait`: if the store cannot be reached, the acquire tries again with growing pauses
+/// until the wait is over, and then fails with `Unavailable`. [`try_acquire`](leasehold_core::Lock::try_acquire) and
+/// every other call make one attempt. Errors that waiting does not cure (`Auth`, `Unsupported`, `Capacity`) end the
+/// first call at once, as they end [`connect`]. Only if the server has too many connections, an acquire continues to
+/// wait, because other clients may close theirs.
 ///
 /// # Errors
-/// [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput), as [`connect`]. `Unavailable` when the system cannot start a thread,
-/// `Unsupported` for a SQLite file on a system without a clock since boot.
+/// [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput), as for [`connect`]. `Unavailable` if the system cannot
+/// start a thread, `Unsupported` for a SQLite file on a system that has no clock since boot.
 pub fn connect_lazy(url: &str) -> Result<LockClient> {
     connect_builder_lazy(url)?.build()
 }
 
-/// [`connect_lazy`] with other defaults: a label, a ttl, a clock.
+/// [`connect_lazy`] with other defaults, such as a label, a ttl or a clock.
 ///
 /// # Errors
 /// As [`connect_lazy`].
@@ -119,7 +122,7 @@ pub fn connect_builder_lazy(url: &str) -> Result<LockClientBuilder> {
 }
 
 fn scheme(url: &str) -> Result<String> {
-    // Several hosts are no valid URL, so only the backend parses the rest.
+    // A URL with several hosts is not valid for a URL parser, so only the backend parses the rest.
     let several = url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "etcd" | "etcds" | "zk" | "zks"));
     if let Some((scheme, _)) = several {
         return Ok(scheme.to_owned());

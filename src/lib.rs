@@ -1,8 +1,8 @@
-//! Distributed locks for Rust, on the store that you already run.
+//! Distributed locks for Rust on the store that you already run.
 //!
-//! A lock that is held by at most one holder at a time as far as any lease can promise that, renews itself while the work
-//! runs, tells its holder at once when it is lost, and carries a [`FencingToken`] that lets the protected resource refuse a
-//! holder that woke up too late. The same on every store: [`connect`] takes a URL.
+//! A lock has at most one holder at a time, as far as any lease can promise that. It is renewed while the work runs,
+//! and its holder is notified at once if it is lost. Its [`FencingToken`] lets the protected resource refuse a holder
+//! that continues too late after a pause. The interface is the same on every store: [`connect`] takes a URL.
 //!
 //! ```
 //! use std::time::Duration;
@@ -16,10 +16,11 @@
 //! # }
 //! ```
 //!
-//! Before you use one, read when not to: [`leasehold_core`] begins with it, and says what a lease cannot promise.
+//! Before you use a lock, read when not to use one: the documentation of [`leasehold_core`] begins with it, and says
+//! what a lease cannot promise.
 //!
 //! # Features
-//! Each store is a feature, and none is on by default: a feature pulls its own client and no other.
+//! Each store is a feature, and none is on by default. A feature adds only the client of its own store as a dependency.
 //!
 //! | feature | URLs | module |
 //! |---|---|---|

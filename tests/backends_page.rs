@@ -1,5 +1,5 @@
-//! `docs/backends.md` says what each backend promises. It is written from the backends' `Capabilities`, which the
-//! conformance suite holds to the truth.
+//! `docs/backends.md` says what each backend promises. It is generated from the backends' `Capabilities`, which the
+//! conformance suite verifies.
 #![cfg(all(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite", feature = "zk"))]
 
 use std::fmt::Write;
@@ -64,8 +64,8 @@ fn page(backends: &[Capabilities]) -> String {
     row("fencing token", &|it| it.fencing.to_owned());
     row("after a restart of the store there is", &|it| restart(it.restart).to_owned());
     row("a call takes at most", &|it| text(it.call_bound));
-    page += "\n## Where exclusion ends\n\nThere only the fencing token decides; it keeps its order, and the holder is notified \
-        by its next renewal.\n";
+    page += "\n## Where exclusion ends\n\nThere only the fencing token decides; it keeps its order, and the holder is \
+        notified by its next renewal.\n";
     for it in backends {
         let _ = writeln!(page, "\n{}:\n", name(it));
         for end in it.limits_of_exclusion {
@@ -83,7 +83,8 @@ fn name(it: &Capabilities) -> String {
     }
 }
 
-/// For a waiter with the default ttl: where a place lasts as long as its session, a longer ttl means a longer time.
+/// The time for a waiter with the default ttl. If a place lasts as long as its session, a longer ttl means a longer
+/// time.
 fn takeover(it: &Capabilities) -> String {
     let (slack, worst) = (it.takeover_slack, it.takeover_at_worst(DEFAULT_TTL));
     match worst.saturating_sub(slack) {

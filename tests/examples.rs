@@ -1,10 +1,10 @@
-//! The examples that take the URL of a store, on each store.
+//! Runs the examples that take the URL of a store on each store.
 
 use std::process::Command;
 
 use leasehold_test_servers::{EtcdSettings, MySqlSettings, RedisSettings, ZooKeeperSettings};
 
-/// Runs the examples for every store, and this one. `cargo test` has built them, unless it was told to build less.
+/// Runs the examples that work on every store, and `own`. `cargo test` has built them unless it was told to build less.
 fn run_all(url: &str, own: Option<&str>) {
     let folder = std::env::current_exe().expect("the path of this program").with_file_name("../examples");
     for name in ["quickstart", "fencing", "lost"].into_iter().chain(own) {

@@ -1,4 +1,4 @@
-//! No text contains the password of a URL, whatever is wrong with the URL.
+//! No text contains the password of a URL, whatever mistake the URL has.
 
 use std::error::Error as _;
 use std::fmt::Debug;
@@ -6,10 +6,11 @@ use std::fmt::Debug;
 use leasehold::{Error, Result};
 use proptest::prelude::*;
 
-/// On both sides of a character that a URL treats in its own way.
+/// A password has this text on both sides of a character that is special in a URL.
 const SECRET: &str = "hunter2";
 
-/// URLs with a password that is not encoded, at every place where people write one. No host is looked up: the port is closed.
+/// URLs with a password that is not encoded, at every place where people write one. Their host is an address with a
+/// closed port, so that nothing is resolved or connected.
 fn urls() -> impl Strategy<Value = String> {
     let schemes: Vec<_> = leasehold::SCHEMES.iter().map(|(scheme, ..)| *scheme).chain(["consul", "MYSQL"]).collect();
     let password = proptest::sample::select(vec![

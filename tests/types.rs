@@ -1,4 +1,4 @@
-//! What the types promise to a program that moves them between tasks and threads, at compile time.
+//! Checks at compile time what the types promise to a program that moves them between tasks and threads.
 
 use leasehold::admin::{Check, Listed, Listing};
 use leasehold::backend::{Capabilities, Claim, CoreHandle, Event, LockBackend, RenewReplies, Stamp, SystemClock};
@@ -12,7 +12,7 @@ const fn moves<T: Send + Sync + Unpin + 'static>() {}
 const fn is_cheap<T: Send + Sync + Clone + 'static>() {}
 fn is_sent<T: Send>(_: &T) {}
 
-/// Everything that a program keeps can be kept in a task on any thread.
+/// Every type that a program stores can be stored in a task on any thread.
 const _: () = {
     moves::<LockClient>();
     moves::<LockClientBuilder>();
