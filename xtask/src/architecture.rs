@@ -1,4 +1,4 @@
-//! Every path and name that ARCHITECTURE.md puts in backticks exists.
+//! Checks that every path and name in backticks in ARCHITECTURE.md exists.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,13 +7,13 @@ use anyhow::{Context, Result, bail};
 
 use crate::{hygiene, process};
 
-/// What a path ends with when it has no slash.
+/// The endings by which a path without a slash is recognized.
 const FILE_ENDINGS: &[&str] = &[".rs", ".toml", ".lua", ".md", ".sql", ".yml"];
 
-/// Where names are looked for.
+/// The files in which names are searched.
 const SOURCES: &[&str] = &[".rs", ".toml", ".lua"];
 
-/// Holds ARCHITECTURE.md against the tracked files.
+/// Compares ARCHITECTURE.md with the tracked files.
 pub(crate) fn check() -> Result<String> {
     let root = process::root();
     let text = std::fs::read_to_string(root.join("ARCHITECTURE.md")).context("cannot read ARCHITECTURE.md")?;

@@ -8,13 +8,13 @@ use crate::process;
 /// Runs the benchmarks and prints every figure beside its goal.
 ///
 /// All figures are ratios of what was measured in one run on one machine, in rounds that take turns, or distances to a
-/// promise, so that they mean the same on a fast machine and on a slow one. Each workload is run several times; the table
-/// shows the median of the runs, the lowest and the highest. Without WORKLOAD all of them, which takes about five minutes
-/// a run on an idle machine, after a build in release mode.
+/// promise, so that they mean the same on a fast machine and on a slow one. Each workload is run several times; the
+/// table shows the median of the runs, the lowest and the highest. Without WORKLOAD all of them, which takes about five
+/// minutes a run on an idle machine, after a build in release mode.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// uncontended-pinned, uncontended-split, uncontended-path, handoff, held-memory, held-redis, etcd, mysql, takeover,
-    /// startup, sqlite or zk.
+    /// uncontended-pinned, uncontended-split, uncontended-path, handoff, held-memory, held-redis, etcd, mysql,
+    /// takeover, startup, sqlite or zk.
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
     /// How often each workload is run.
@@ -59,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     std::fs::write(&path, replaced(&page, &table)?).with_context(|| format!("cannot write {PAGE}"))
 }
 
-/// The page with these figures in place of the former ones.
+/// The page with its figures replaced by these.
 fn replaced(page: &str, table: &str) -> Result<String> {
     let (Some((before, rest)), Some((_, after))) = (page.split_once(BEGIN), page.split_once(END)) else {
         bail!("{PAGE} has no place for figures, which begins with {BEGIN:?}");
@@ -72,13 +72,14 @@ fn replaced(page: &str, table: &str) -> Result<String> {
     Ok(format!("{before}{BEGIN}\n{}\n\n{END}{after}", rows.join("\n")))
 }
 
-/// A row of the page, which shows figures. Goals are for those who change Leasehold: the program prints them.
+/// A row for the page, which shows only the figures. Goals are for people who change Leasehold, and the program prints
+/// them.
 fn without_goal(row: &str) -> String {
     let columns: Vec<_> = row.split('|').collect();
     format!("{}|", columns[..columns.len().saturating_sub(3)].join("|"))
 }
 
-/// Whether a row has a goal, or compares with the floor.
+/// Whether a row has a goal, or compares with the smallest safe pair.
 fn is_quoted(row: &str) -> bool {
     let reached = row.trim_end_matches([' ', '|']).rsplit("| ").next().unwrap_or_default();
     ["yes", "**no**"].contains(&reached) || row.contains("pairs/s with") && row.contains("the smallest safe pair")

@@ -1,4 +1,5 @@
-//! `cargo xtask counts`, and the list that it writes: how many cases each suite runs and ignores. Nothing passes by not being run.
+//! `cargo xtask counts`, and the list that it writes: how many cases each suite runs and ignores. With it, a case that
+//! does not run is noticed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -45,7 +46,7 @@ pub(crate) fn run() -> Result<()> {
 }
 
 impl Counts {
-    /// Builds the suites as `cargo xtask test` does, and asks them what they would run.
+    /// Builds the suites as `cargo xtask test` does, and asks them for their lists of cases.
     fn list(metadata: &Metadata) -> Result<Self> {
         let targets = test::suites().map(|target| format!("--test={target}"));
         let mut counts = Self::default();
@@ -76,7 +77,8 @@ impl Counts {
         text
     }
 
-    /// Compares these counts with the checked-in ones. With `whole`, no suite of those may be missing.
+    /// Compares these counts with the checked-in ones. With `whole`, every suite of the checked-in counts must be
+    /// present.
     ///
     /// # Errors
     /// Names each difference.
@@ -94,8 +96,8 @@ impl Counts {
         }
         if !wrong.is_empty() {
             bail!(
-                "the cases are not those of conformance-tests/counts.toml; when that is meant, run `cargo xtask counts` \
-                 and commit the file\n{}",
+                "the cases are not those of conformance-tests/counts.toml; when that is meant, run \
+                 `cargo xtask counts` and commit the file\n{}",
                 wrong.join("\n")
             );
         }

@@ -1,4 +1,4 @@
-//! Licences, duplicates and sources of everything that is built, held against `xtask/policy.toml`.
+//! Compares the licences, duplicates and sources of all dependencies with `xtask/policy.toml`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::process;
 pub(crate) struct Policy(toml::Table);
 
 impl Policy {
-    /// Reads it.
+    /// Reads the file.
     pub(crate) fn read() -> Result<Self> {
         let path = process::root().join("xtask/policy.toml");
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -41,7 +41,7 @@ fn names(list: &toml::Value) -> Vec<String> {
     list.as_array().into_iter().flatten().filter_map(|name| name.as_str()).map(str::to_owned).collect()
 }
 
-/// Every package can be used under an allowed licence.
+/// Checks that every package can be used under an allowed licence.
 pub(crate) fn licences(metadata: &Metadata, policy: &Policy) -> Result<String> {
     let allowed = policy.lists("licences")?.remove("allow").context("no list `allow` in [licences]")?;
     let allowed: Vec<_> = allowed
@@ -61,14 +61,14 @@ pub(crate) fn licences(metadata: &Metadata, policy: &Policy) -> Result<String> {
     Ok(format!("{} packages", metadata.packages.len()))
 }
 
-/// Whether an SPDX expression can be met with these licences. Old packages separate alternatives by `/`.
+/// Whether these licences satisfy an SPDX expression. Old packages separate alternatives by `/`.
 fn is_met(expression: &str, allowed: &[Licensee]) -> Result<bool, ParseError> {
     let expression = Expression::parse_mode(expression, ParseMode::LAX)?;
     Ok(expression.evaluate(|required| allowed.iter().any(|licence| licence.satisfies(required))))
 }
 
-/// Nobody who uses Leasehold builds a package in two versions without a written reason. All platforms, all features and
-/// dev-dependencies count; packages that are not published do not.
+/// Checks that a user of Leasehold never builds two versions of a package without a reason in the policy. All
+/// platforms, all features and dev-dependencies count, and unpublished packages do not.
 pub(crate) fn duplicates(metadata: &Metadata, policy: &Policy) -> Result<String> {
     let mut tree = process::cargo(["tree", "--locked", "--all-features", "--edges=normal,build,dev"]);
     tree.args(["--target=all", "--prefix=none", "--format={p}"]);
@@ -94,7 +94,7 @@ pub(crate) fn duplicates(metadata: &Metadata, policy: &Policy) -> Result<String>
     Ok(format!("{} allowed", allowed.len()))
 }
 
-/// Everything comes from this workspace or from the default registry.
+/// Checks that every package comes from this workspace or from the default registry.
 pub(crate) fn sources(metadata: &Metadata) -> Result<String> {
     let strange = |package: &&Package| match &package.source {
         Some(source) => !source.is_crates_io(),
@@ -107,7 +107,7 @@ pub(crate) fn sources(metadata: &Metadata) -> Result<String> {
     Ok(String::new())
 }
 
-/// A feature of the facade pulls its own client and no other. Dev-dependencies do not count.
+/// Checks that a feature of the facade adds only the client of its own store. Dev-dependencies do not count.
 pub(crate) fn clients(metadata: &Metadata, policy: &Policy) -> Result<String> {
     let clients = policy.lists("clients")?;
     let features = policy.lists("features")?;

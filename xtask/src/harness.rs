@@ -1,4 +1,4 @@
-//! Builds the test programs once, and runs each by itself, so that its time and its cases are known.
+//! Builds the test programs once, and runs each separately, so that its time and its cases are known.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -12,7 +12,7 @@ use crate::metadata::{self, Metadata, Package};
 use crate::process::{self, End};
 use crate::report;
 
-/// No test program may run longer. The longest ones take a few minutes.
+/// The longest time that a test program may run. The slowest ones take a few minutes.
 const BOUND: Duration = Duration::from_secs(30 * 60);
 
 /// A program that cargo built.
@@ -24,16 +24,16 @@ pub(crate) struct Program {
     path: PathBuf,
 }
 
-/// How a program is run.
+/// How a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// By Rust's test harness.
+    /// As a program of Rust's test harness.
     Tests,
     /// An example, which runs to its end.
     Example,
 }
 
-/// What the cases of a program did.
+/// The results of the cases of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     pub(crate) passed: u64,
@@ -42,7 +42,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Adds another one.
+    /// Adds the results of another program.
     pub(crate) fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -109,7 +109,7 @@ impl Program {
         format!("{} {}", self.package.name, self.target)
     }
 
-    /// As `cargo test` and `cargo run` would start it.
+    /// The command as `cargo test` or `cargo run` starts it.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         let folder = match self.kind {
@@ -124,11 +124,11 @@ impl Program {
         command
     }
 
-    /// Runs it with these arguments. Every line that it prints is shown behind its name, because others run beside it. What its
-    /// failed cases said is added to `said`.
+    /// Runs the program with these arguments. Its name is shown before each of its lines, because other programs run at
+    /// the same time. The messages of failed cases are added to `said`.
     ///
     /// # Errors
-    /// When it cannot be started; a case that fails is no error but counted.
+    /// If the program cannot be started. A case that fails is counted and is not an error.
     pub(crate) fn run(&self, args: &[String], said: &mut Vec<String>) -> Result<Outcome> {
         let mut outcome = Outcome::default();
         let (mut closed, mut failures) = (false, false);
@@ -158,7 +158,7 @@ impl Program {
         Ok(outcome)
     }
 
-    /// How many cases it would run and ignore.
+    /// How many cases the program would run and ignore.
     pub(crate) fn list(&self) -> Result<Count> {
         let list = |args: &[&str]| -> Result<u64> {
             let list =

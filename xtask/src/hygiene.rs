@@ -1,11 +1,11 @@
-//! What no file of the project may contain.
+//! Checks for words that no file of the project may contain.
 
 use anyhow::{Result, bail};
 
 use crate::metadata::{self, Metadata};
 use crate::process;
 
-/// Each in two parts, so that this file does not contain it.
+/// Each word is in two parts, so that this file does not contain it.
 const FORBIDDEN: &[(&str, &str)] = &[
     ("/wo", "rk/"),
     ("/ro", "ot/"),
@@ -25,13 +25,13 @@ pub(crate) fn tracked() -> Result<Vec<String>> {
     Ok(process::read(&mut git)?.split_terminator('\0').map(str::to_owned).collect())
 }
 
-/// No path of one machine, no name of a mirror, nothing left to do, in any tracked file.
+/// Checks that no tracked file contains a path of one machine, the name of a mirror, or a note about unfinished work.
 pub(crate) fn forbidden() -> Result<String> {
     let root = process::root();
     let files = tracked()?;
     let mut wrong = Vec::new();
     for file in &files {
-        // A file that git tracks and that is gone is somebody's change under way.
+        // A file that git tracks but that does not exist is part of an unfinished change.
         let Ok(text) = std::fs::read_to_string(root.join(file)) else { continue };
         for (number, line) in text.lines().enumerate() {
             wrong.extend(
@@ -49,7 +49,7 @@ pub(crate) fn forbidden() -> Result<String> {
     Ok(format!("{} files", files.len()))
 }
 
-/// Every package that is published carries the texts of both licences.
+/// Checks that every published package contains the texts of both licences.
 pub(crate) fn licence_files(metadata: &Metadata) -> Result<String> {
     let mut missing = Vec::new();
     for package in metadata::published(metadata) {

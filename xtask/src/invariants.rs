@@ -1,4 +1,4 @@
-//! The page of the invariants and the cases that prove them name each other.
+//! Checks that the page of the invariants and the cases that prove them name each other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ const CASES: &str = "conformance-tests/src/cases/";
 /// The cases of each invariant, as `group::case`.
 type Invariants = BTreeMap<u32, BTreeSet<String>>;
 
-/// Compares the page with the list of cases, and with what the docs of the cases say that they prove.
+/// Compares the page with the list of cases, and with the invariants that the docs of the cases name.
 pub(crate) fn check() -> Result<String> {
     let root = process::root();
     let read = |file: &str| std::fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {file}"));
@@ -21,7 +21,7 @@ pub(crate) fn check() -> Result<String> {
     let cases = listed(&read(LIST)?);
     let mut proved = Invariants::new();
     for file in hygiene::tracked()?.iter().filter(|file| file.starts_with(CASES) && file.ends_with(".rs")) {
-        // A file that git tracks and that is gone is somebody's change under way.
+        // A file that git tracks but that does not exist is part of an unfinished change.
         let Ok(text) = std::fs::read_to_string(root.join(file)) else { continue };
         let group = file[CASES.len()..].trim_end_matches(".rs").split('/').next().unwrap_or_default();
         add_proved(&text, group, &mut proved);
@@ -47,7 +47,7 @@ fn differences(page: &Invariants, cases: &BTreeSet<String>, proved: &Invariants)
     }
     for (number, proving) in proved {
         let named = page.get(number).cloned().unwrap_or_default();
-        // What is not in the list of cases is a part that several cases share.
+        // A function that is not in the list of cases is a part that several cases share.
         let missing = proving.difference(&named).filter(|case| cases.contains(*case));
         wrong.extend(
             missing.map(|case| format!("invariant {number} does not name {case}, which says that it proves it")),
@@ -80,7 +80,7 @@ fn is_case(quoted: &str) -> bool {
     quoted.split_once("::").is_some_and(|(group, case)| plain(group) && plain(case))
 }
 
-/// The cases in the list: names alone on their lines, between a group that opens a brace and the brace that closes it.
+/// The cases in the list: each name is alone on its line, between the opening and the closing brace of its group.
 fn listed(text: &str) -> BTreeSet<String> {
     let mut cases = BTreeSet::new();
     let mut group = None;
@@ -97,7 +97,7 @@ fn listed(text: &str) -> BTreeSet<String> {
     cases
 }
 
-/// Adds the functions whose docs begin with the invariants that they prove: `Invariants 1, 4 and 7`.
+/// Adds the functions whose docs begin with the invariants that they prove, as in `Invariants 1, 4 and 7`.
 fn add_proved(text: &str, group: &str, proved: &mut Invariants) {
     let mut numbers = Vec::new();
     let mut in_docs = false;
@@ -135,9 +135,11 @@ mod tests {
 
     const PAGE: &str = "# Invariants\n\n1. **Exclusion.** `is_held()`\n\n   Cases: `a::one`,\n   `b::two`.\n\n\
         2. **Fencing.**\n\n   Cases: `b::two`.\n\n# More\n\n`a::not_here`\n";
-    const LIST: &str = "macro_rules! m {\n    () => {\n        $($then)*! {\n            a {\n                one\n            }\n\
+    const LIST: &str = "macro_rules! m {\n    () => {\n        $($then)*! {\n            a {\n                one\n\
+            \x20           }\n\
                         b {\n                two\n            }\n        }\n    };\n}\n";
-    const CODE: &str = "/// Invariants 1 and 2, by an oracle: it.\n/// Invariant 9 is not meant.\n#[allow(x)]\npub async fn two(f: F) {}\n\
+    const CODE: &str = "/// Invariants 1 and 2, by an oracle: it.\n/// Invariant 9 is not meant.\n#[allow(x)]\n\
+        pub async fn two(f: F) {}\n\
         /// Invariant 2: a part.\npub fn shared() {}\n/// Nothing.\npub async fn one(f: F) {}\n";
 
     fn proved(code: &str, group: &str) -> Invariants {

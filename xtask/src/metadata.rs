@@ -1,4 +1,4 @@
-//! What `cargo metadata` says about the workspace and everything that it depends on.
+//! What `cargo metadata` reports about the workspace and all its dependencies.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ pub(crate) use cargo_metadata::{Metadata, Package};
 
 use crate::process;
 
-/// Asks cargo, for every platform and every feature.
+/// Asks cargo for every platform and every feature.
 pub(crate) fn read() -> Result<Metadata> {
     let json = process::read(&mut process::cargo(["metadata", "--format-version=1", "--all-features", "--locked"]))?;
     MetadataCommand::parse(json).context("cannot read the output of `cargo metadata`")
@@ -24,7 +24,7 @@ pub(crate) fn unpublished(metadata: &Metadata) -> impl Iterator<Item = &Package>
     metadata.workspace_packages().into_iter().filter(|package| !may_be_published(package))
 }
 
-/// `publish = false` is an empty list of registries.
+/// cargo reports `publish = false` as an empty list of registries.
 fn may_be_published(package: &Package) -> bool {
     package.publish.as_ref().is_none_or(|registries| !registries.is_empty())
 }

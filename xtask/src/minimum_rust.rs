@@ -7,10 +7,11 @@ use anyhow::{Context, Result, bail};
 use crate::metadata::Metadata;
 use crate::process;
 
-/// The features of the facade that this version compiles: all but `mysql`, which needs a newer one, because sqlx does.
+/// The features of the facade that this version compiles: all except `mysql`, because sqlx needs a newer version.
 const FEATURES: &str = "etcd-tls,redis-tls,sqlite,zk-tls";
 
-/// README.md states the version that Cargo.toml has, and that version compiles these features, where it is installed.
+/// Checks that README.md names the version in Cargo.toml, and that this version compiles these features, if it is
+/// installed.
 pub(crate) fn check(metadata: &Metadata) -> Result<String> {
     let facade = metadata.workspace_packages().into_iter().find(|package| package.name == "leasehold");
     let version = facade.and_then(|package| package.rust_version.as_ref());
@@ -29,12 +30,12 @@ pub(crate) fn check(metadata: &Metadata) -> Result<String> {
     let mut command = Command::new("rustup");
     command.current_dir(process::root()).args(["run", toolchain, "cargo", "check", "--quiet", "--locked"]);
     command.args(["--package=leasehold", "--target-dir=target/minimum-rust"]).arg(format!("--features={FEATURES}"));
-    // This program runs under another toolchain, whose tools they name.
+    // These variables name the tools of the toolchain that runs this program.
     process::show(command.env_remove("CARGO").env_remove("RUSTC").env_remove("RUSTDOC"))?;
     Ok(toolchain.to_owned())
 }
 
-/// Whether a toolchain is of a version: `1.89.0-x86_64-unknown-linux-gnu` of `1.89`, and not of `1.8`.
+/// Whether a toolchain has a version: `1.89.0-x86_64-unknown-linux-gnu` has `1.89`, and not `1.8`.
 fn is_version(toolchain: &str, version: &str) -> bool {
     let rest = toolchain.strip_prefix(version);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '-']))

@@ -28,10 +28,10 @@ pub(crate) const MARIADB_INSTALL_DB: Need =
 
 pub(crate) const ETCD: Need = Need { program: "etcd", package: "etcd-server", variable: Some("LEASEHOLD_ETCD_SERVER") };
 
-/// Generates the client of etcd when that is built.
+/// Generates the etcd client during its build.
 pub(crate) const PROTOC: Need = Need { program: "protoc", package: "protobuf-compiler", variable: None };
 
-/// Files that it includes, which it finds by its own path.
+/// Files that `protoc` includes, and finds relative to its own path.
 pub(crate) const PROTOC_INCLUDE: Need =
     Need { program: "../include/google/protobuf/descriptor.proto", package: "libprotobuf-dev", variable: None };
 
@@ -39,14 +39,15 @@ pub(crate) const PROTOC_INCLUDE: Need =
 pub(crate) const JAVA: Need =
     Need { program: "java", package: "default-jre-headless", variable: Some("LEASEHOLD_JAVA") };
 
-/// A file that Java runs, where its package installs it.
+/// A file that Java runs, at the path where its package installs it.
 pub(crate) const ZOOKEEPER: Need = Need {
     program: "/usr/share/java/zookeeper.jar",
     package: "libzookeeper-java",
     variable: Some("LEASEHOLD_ZOOKEEPER_JAR"),
 };
 
-/// For the certificates of the TLS tests: those of MySQL and etcd, and that of lock-redis, which runs with all backends.
+/// Creates the certificates for the TLS tests of MySQL and etcd, and for that of lock-redis, which runs with all
+/// backends.
 pub(crate) const OPENSSL: Need = Need { program: "openssl", package: "openssl", variable: None };
 
 /// The option `--install`.
@@ -73,7 +74,7 @@ impl Need {
         let named = self.variable.and_then(|variable| Some((variable, std::env::var_os(variable)?)));
         if let Some((variable, program)) = named {
             let program = PathBuf::from(program);
-            // Test programs run in the folder of their package, so a relative path would have several meanings.
+            // Each test program runs in the folder of its package, so a relative path would have several meanings.
             if !program.is_absolute() || !program.is_file() {
                 bail!("{variable} is `{}`; it has to be the absolute path of a program", program.display());
             }
@@ -83,10 +84,10 @@ impl Need {
     }
 }
 
-/// Installs what is missing, if that is wanted. `command` is what a person runs.
+/// Installs missing programs if that is allowed. `command` is the command that a person runs.
 ///
 /// # Errors
-/// Says what to run when a program is missing and is not to be installed, or cannot be.
+/// If a program is missing and may not or cannot be installed. The error names the command to run.
 pub(crate) fn provide(needs: &[Need], install: &Install, command: &str) -> Result<()> {
     let mut missing = Vec::new();
     for need in needs {
@@ -144,7 +145,7 @@ fn apt_install(missing: &[Need]) -> Result<()> {
             .args(&packages);
         process::show(&mut command)
     };
-    // On a fresh machine apt knows no packages before its first update; a list that is there may be out of date.
+    // On a new machine apt knows no packages before its first update, and an existing list may be out of date.
     if !has_lists() || install().is_err() {
         process::show(apt_get(root).arg("update")).with_context(|| by_hand.clone())?;
         install().with_context(|| by_hand.clone())?;
@@ -160,7 +161,7 @@ fn apt_install(missing: &[Need]) -> Result<()> {
 fn apt_get(root: bool) -> Command {
     let mut command = Command::new(if root { "env" } else { "sudo" });
     if !root {
-        // No prompt, which nobody would see.
+        // Nothing would show a prompt.
         command.arg("--non-interactive").arg("env");
     }
     command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get"]);
@@ -177,7 +178,7 @@ fn has_lists() -> bool {
     lists.into_iter().any(|entry| entry.file_name().to_string_lossy().contains("_Packages"))
 }
 
-/// A program on the PATH, or where Debian puts servers: not every user's PATH has that folder.
+/// A program on the PATH or in the folder where Debian installs servers, which not every user's PATH contains.
 fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain([Path::new("/usr/sbin").to_path_buf()]);

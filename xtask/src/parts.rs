@@ -1,5 +1,5 @@
-//! A run in parts: each is timed, none stops the others, and a table at the end says what failed and where the time
-//! went.
+//! A run in parts. Each part is timed, no part stops the others, and a table at the end shows what failed and which
+//! parts took how long.
 
 use std::time::{Duration, Instant};
 
@@ -17,14 +17,14 @@ pub(crate) struct Parts {
 pub(crate) struct Part {
     name: String,
     took: Duration,
-    /// What its processes used of the processors.
+    /// The processor time of its processes.
     used: Duration,
     /// A note, or the error.
     outcome: Result<String, String>,
 }
 
 impl Part {
-    /// Runs it. What it returns is its note in the table.
+    /// Runs a part. What it returns is its note in the table.
     pub(crate) fn run(name: &str, part: impl FnOnce() -> Result<String>) -> Self {
         let (start, before) = (Instant::now(), process::processor_time());
         let outcome = part().map_err(|error| format!("{error:#}"));
@@ -68,7 +68,7 @@ impl Parts {
         line("all", took, self.rows.iter().map(|row| row.used).sum(), "");
     }
 
-    /// Whether everything passed.
+    /// Succeeds if every part passed.
     ///
     /// # Errors
     /// Names the parts that failed.

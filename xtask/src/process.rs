@@ -1,4 +1,4 @@
-//! Starting other programs: always from the workspace's root, always with the command in the error.
+//! Starts other programs, always from the workspace's root and always with the command in the error.
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -15,7 +15,8 @@ thread_local! {
     static PROCESSOR_TIME: Cell<Duration> = const { Cell::new(Duration::ZERO) };
 }
 
-/// The processor time of all commands that this thread has waited for, with that of the processes that those waited for.
+/// The processor time of all commands that this thread has waited for, including the processes that these have waited
+/// for.
 pub(crate) fn processor_time() -> Duration {
     PROCESSOR_TIME.get()
 }
@@ -37,11 +38,11 @@ pub(crate) fn root() -> PathBuf {
     package.parent().map_or_else(|| package.clone(), Path::to_path_buf)
 }
 
-/// The cargo that runs us.
+/// The cargo that runs this program.
 pub(crate) fn cargo<I: AsRef<OsStr>>(args: impl IntoIterator<Item = I>) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // `cargo run` sets them for this program. Some build scripts read them, and would run again after a cargo that was
-    // started by hand.
+    // `cargo run` sets these variables for this program. Some build scripts read them, and would run again after a
+    // cargo that was started by hand.
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_of_this_package(&name.to_string_lossy())) {
         command.env_remove(name);
     }
@@ -53,7 +54,7 @@ fn is_of_this_package(variable: &str) -> bool {
     ["CARGO_PKG_", "CARGO_MANIFEST_"].iter().any(|prefix| variable.starts_with(prefix))
 }
 
-/// The command as a person would type it.
+/// The command as a person types it.
 pub(crate) fn text(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let program = program.file_stem().unwrap_or(program.as_os_str());
@@ -74,7 +75,7 @@ pub(crate) fn show(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command and returns what it printed on standard output; standard error goes through.
+/// Runs a command and returns its standard output. Its standard error is shown.
 pub(crate) fn read(command: &mut Command) -> Result<String> {
     let mut child = spawn(command.stdout(Stdio::piped()))?;
     let mut output = Vec::new();
@@ -95,11 +96,11 @@ pub(crate) enum End {
     TooLong,
 }
 
-/// Runs a command for at most `bound`, and hands every line of both outputs to `line`.
+/// Runs a command for at most `bound`, and passes every line of both outputs to `line`.
 pub(crate) fn watch(command: &mut Command, bound: Duration, mut line: impl FnMut(&str)) -> Result<End> {
     let (reader, writer) = std::io::pipe()?;
     let mut child = spawn(command.stdout(writer.try_clone()?).stderr(writer))?;
-    // The command keeps its own copies of the pipe's end; with them open the pipe would never close.
+    // `command` keeps its own copies of the pipe's writer. If they stayed open, the pipe would never close.
     command.stdout(Stdio::null()).stderr(Stdio::null());
 
     let (send, lines) = mpsc::channel();

@@ -1,4 +1,5 @@
-//! The README's snippet is an example that runs, and the files that it sends readers to exist.
+//! Checks that the snippet in the README is an example that is built and run, and that the files that the README names
+//! exist.
 
 use anyhow::{Context, Result, bail};
 
@@ -6,7 +7,7 @@ use crate::process;
 
 const EXAMPLE: &str = "examples/quickstart.rs";
 
-/// Holds README.md against the files.
+/// Compares README.md with the files.
 pub(crate) fn check() -> Result<String> {
     let root = process::root();
     let read = |file: &str| std::fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {file}"));
@@ -22,7 +23,7 @@ pub(crate) fn check() -> Result<String> {
     Ok(format!("{} files", paths.len()))
 }
 
-/// Text in backticks that ends like a file name.
+/// Texts in backticks that end like a file name.
 fn quoted_paths(text: &str) -> Vec<&str> {
     let endings = [".rs", ".md", ".toml", "LICENSE-MIT", "LICENSE-APACHE"];
     let lines = text.lines().filter(|line| !line.starts_with("```"));

@@ -1,4 +1,5 @@
-//! What the cases of the suite say that they did not prove: they append it to a file, and it is shown when all have run.
+//! The report of what the cases of the suite could not prove. The cases append it to a file, which is shown after all
+//! have run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,12 +12,12 @@ use crate::process;
 /// The variable that names the file of the report.
 pub(crate) const VARIABLE: &str = "LEASEHOLD_SUITE_REPORT";
 
-/// Where the suite writes.
+/// The file to which the suite writes.
 pub(crate) fn path() -> PathBuf {
     process::root().join("target/suite-report.tsv")
 }
 
-/// Removes what an earlier run has written.
+/// Removes the report of an earlier run.
 pub(crate) fn reset() -> Result<()> {
     match std::fs::remove_file(path()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).context("cannot remove the old report"),
@@ -24,7 +25,7 @@ pub(crate) fn reset() -> Result<()> {
     }
 }
 
-/// What was written since, for people: each reason with the cases that gave it.
+/// The report since then as text: each reason with the cases that gave it.
 pub(crate) fn read() -> Result<String> {
     match std::fs::read_to_string(path()) {
         Ok(lines) => Ok(text(&lines)),
@@ -55,7 +56,8 @@ fn text(lines: &str) -> String {
 mod tests {
     #[test]
     fn each_reason_is_shown_once_with_its_cases() {
-        let lines = "b::x\tunsupported\tStop: no server\na::x\tunsupported\tStop: no server\na::x\tunsupported\tStop: no server\n\
+        let lines = "b::x\tunsupported\tStop: no server\na::x\tunsupported\tStop: no server\n\
+                     a::x\tunsupported\tStop: no server\n\
                      a::y\tempty\tit lists no locks\n";
         let text = super::text(lines);
         assert_eq!(text, "empty: it lists no locks\n    a::y\nunsupported: Stop: no server\n    a::x\n    b::x\n");

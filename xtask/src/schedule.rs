@@ -1,23 +1,25 @@
-//! Runs jobs side by side, as many as the machine bears. Most tests wait: for leases to end, for sessions, for bounds.
+//! Runs jobs in parallel, as many as the machine has room for. Most tests wait: for leases or sessions to end, or for
+//! time limits to pass.
 
 use std::num::NonZero;
 use std::sync::mpsc;
 use std::thread;
 
-/// What a job takes of the machine.
+/// The load that a job puts on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Weight {
     /// How many of its cases run at a time.
     pub(crate) threads: u32,
-    /// The processor time that it then needs, with that of its servers, in percent of one processor, at least 1.
+    /// The processor time that the job and its servers then need, in percent of one processor, at least 1.
     pub(crate) percent: u32,
 }
 
-/// A processor is not loaded more than this, so that a case that measures time is woken in time.
+/// The highest load of a processor in percent, so that a case that measures time is woken in time.
 const PERCENT_OF_A_PROCESSOR: u32 = 70;
 
-/// Runs every job on a thread of its own, and passes each result to `done` when it is there. A job begins as soon as the machine has room
-/// for its weight, the first in the list first. A job that is heavier than the machine runs alone.
+/// Runs every job on its own thread, and passes each result to `done` as soon as the job has ended. A job starts as
+/// soon as the machine has room for its weight, and the first such job in the list starts first. A job whose weight
+/// exceeds the capacity of the machine runs alone.
 pub(crate) fn run<J: Send, R: Send>(
     jobs: Vec<(Weight, J)>,
     work: impl Fn((Weight, J)) -> R + Sync,
@@ -34,7 +36,7 @@ pub(crate) fn run<J: Send, R: Send>(
                 plan.begin(weight);
                 let (send, work) = (send.clone(), &work);
                 scope.spawn(move || {
-                    // The receiver lives until all have ended.
+                    // The receiver exists until all jobs have ended.
                     let _ = send.send((weight, work((weight, job))));
                 });
             }
@@ -48,7 +50,7 @@ pub(crate) fn run<J: Send, R: Send>(
     });
 }
 
-/// What the running jobs take of the machine, in percent of one processor.
+/// The load of the running jobs, in percent of one processor.
 struct Plan {
     bearable: u32,
     used: u32,

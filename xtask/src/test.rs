@@ -20,15 +20,17 @@ struct Backend {
     name: &'static str,
     /// The suite's feature that builds its test target.
     feature: Option<&'static str>,
-    /// Its test targets: the suite, and holders in processes of their own.
+    /// Its test targets: the suite, and holders in their own processes.
     targets: &'static [&'static str],
     needs: &'static [Need],
-    /// The environment variable that names a server, and the test targets that use it. The others start servers of their own.
+    /// The environment variable that names a server, and the test targets that use it. The other targets start their
+    /// own servers.
     named_server: Option<(&'static str, &'static [&'static str])>,
 }
 
 impl Backend {
-    /// What runs, and what it needs. If a server is named, only what uses that server.
+    /// The test targets that run, and the programs that they need. If the variable names a server, only the targets
+    /// that use it.
     fn selected(&self, is_named: impl Fn(&str) -> bool) -> (&'static [&'static str], &'static [Need]) {
         match self.named_server {
             Some((variable, targets)) if is_named(variable) => (targets, &[]),
@@ -84,17 +86,17 @@ const BACKENDS: &[Backend] = &[
 ///
 /// At the end it lists the cases that met an unsupported fault or had nothing to prove.
 ///
-/// With NAME only the tests whose names contain a NAME, as in `cargo xtask test redis -- lease:: waiting::`. Examples and doc
-/// tests do not run then, and no counts are compared.
+/// With NAME only the tests whose names contain a NAME, as in `cargo xtask test redis -- lease:: waiting::`. Examples
+/// and doc tests do not run then, and no counts are compared.
 ///
-/// The tests need redis-server, mariadb-server, etcd-server, default-jre-headless, libzookeeper-java, openssl, and protoc to
-/// build. LEASEHOLD_REDIS_SERVER, LEASEHOLD_MARIADB_SERVER, LEASEHOLD_ETCD_SERVER, LEASEHOLD_JAVA and
+/// The tests need redis-server, mariadb-server, etcd-server, default-jre-headless, libzookeeper-java, openssl, and
+/// protoc to build. LEASEHOLD_REDIS_SERVER, LEASEHOLD_MARIADB_SERVER, LEASEHOLD_ETCD_SERVER, LEASEHOLD_JAVA and
 /// LEASEHOLD_ZOOKEEPER_JAR name other programs than redis-server, mariadbd, etcd, java and Debian's zookeeper.jar.
 ///
 /// LEASEHOLD_MYSQL_URL=mysql://root:password@host:3306/ names a MySQL or MariaDB that exists already, for the suites of
-/// both strategies: `cargo xtask test mysql` then runs only these, starts no server and needs none. The URL is that of an
-/// administrator. The tests create databases and users, and drop them. CONTRIBUTING.md says how the server has to be set
-/// up.
+/// both strategies: `cargo xtask test mysql` then runs only these, starts no server and needs none. The URL is that of
+/// an administrator. The tests create databases and users, and drop them. CONTRIBUTING.md says how the server has to be
+/// set up.
 ///
 /// The number of cases that ran is compared with conformance-tests/counts.toml.
 #[derive(clap::Args)]
@@ -122,11 +124,12 @@ pub(crate) fn is_suite(program: &Program) -> bool {
     program.package.name == SUITE && suites().any(|target| target == program.target)
 }
 
-/// A program runs alone, because its cases measure time: beside others they were late.
+/// The weight of a program that runs alone, because its cases measure time and were late beside other programs.
 const ALONE: u32 = 1000;
 
-/// How the programs run that take long, in this order. The cases of a suite on one server mostly wait: for leases and sessions to end, and
-/// for bounds. Each case on a cluster uses three servers. Those without a server use a few percent of a processor.
+/// The weights of the programs that take long, which start in this order. The cases of a suite on one server mostly
+/// wait: for leases and sessions to end, and for time limits to pass. Each case on a cluster uses three servers. Suites
+/// without a server use a few percent of a processor.
 const WEIGHTS: &[(&str, Weight)] = &[
     ("cli", Weight { threads: 6, percent: ALONE }),
     ("zk_ensemble", Weight { threads: 2, percent: ALONE }),
@@ -140,7 +143,7 @@ const WEIGHTS: &[(&str, Weight)] = &[
     ("sessions", Weight { threads: 6, percent: 10 }),
 ];
 
-/// Of a program that is not in the list.
+/// The weight of a program that is not in the list.
 const OTHER: Weight = Weight { threads: 6, percent: ALONE };
 
 fn weight(program: &Program) -> (usize, Weight) {
@@ -155,8 +158,8 @@ fn backend(name: &str) -> Result<&'static str> {
     }
 }
 
-/// What `cargo test` is asked to build for everything, at once. Only the benchmarks have a build of their own: they need the clients of
-/// the peers.
+/// The arguments with which `cargo test` builds everything at once, except the benchmarks. These are built separately,
+/// because they need the clients of the other lock libraries.
 pub(crate) fn everything() -> Vec<String> {
     ["--workspace", "--all-features", "--exclude=leasehold-benchmarks"].map(str::to_owned).into()
 }
@@ -180,7 +183,7 @@ fn suite(backends: &[&Backend]) -> Vec<String> {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let whole = args.backends.is_empty();
     let backends: Vec<_> = BACKENDS.iter().filter(|backend| whole || args.backends.contains(&backend.name)).collect();
-    // A whole run has more that starts servers.
+    // In a whole run, other tests start servers too.
     let selected = |backend: &&Backend| backend.selected(|variable| !whole && is_named(variable));
     let own_needs = if whole { OWN_NEEDS } else { &[] };
     let needs: Vec<_> = backends.iter().flat_map(|backend| selected(backend).1).chain(own_needs).copied().collect();
@@ -199,7 +202,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut programs = Vec::new();
     parts.run("build", || {
         programs = harness::build(&metadata, &if whole { everything() } else { suite(&backends) })?;
-        // An example has no tests to choose from.
+        // An example has no tests that names could select.
         programs.retain(|program| program.kind == Kind::Tests || args.filters.is_empty());
         Ok(format!("{} programs", programs.len()))
     });
@@ -234,7 +237,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         println!("\n=== cases that met an unsupported fault, or had nothing to prove\n{report}");
     }
     parts.print(start.elapsed());
-    // Last, because some who run this keep nothing but the end of what it prints.
+    // This comes last, because some who run this read only the end of the output.
     if !run.said.is_empty() {
         println!("\n=== what failed");
         run.said.iter().for_each(|line| println!("{line}"));
@@ -244,7 +247,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     parts.result()
 }
 
-/// What ran so far.
+/// The results so far.
 #[derive(Default)]
 struct Run {
     sum: Outcome,
@@ -253,13 +256,13 @@ struct Run {
     counts: Counts,
 }
 
-/// What runs beside others.
+/// A job, which runs beside others.
 enum Job<'a> {
     Program(&'a Program),
     DocTests,
 }
 
-/// What a job did.
+/// The result of a job.
 struct Done {
     part: Part,
     outcome: Outcome,
