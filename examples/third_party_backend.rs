@@ -10,10 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use leasehold::backend::kit::Attachment;
 use leasehold::backend::{
-    AcquireOutcome, AcquireRequest, Attachment, Capabilities, Confirmation, CoreHandle, Delivery, Extensions, Grant,
-    LockBackend, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewPolicy, RenewReplies, RenewReply,
-    RenewRequest, Scope, StoreClock, WITHDRAWN_TTL,
+    AcquireOutcome, AcquireRequest, Capabilities, Confirmation, CoreHandle, Delivery, Extensions, Grant, LockBackend,
+    OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewPolicy, RenewReplies, RenewReply, RenewRequest,
+    Scope, StoreClock, WITHDRAWN_TTL,
 };
 use leasehold::{Error, ErrorKind, FencingToken, LockName, Result};
 

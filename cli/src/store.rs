@@ -1,7 +1,7 @@
 //! Selects the store from the options and the environment, and connects to it.
 
 use leasehold::LockClient;
-use leasehold::backend::{StoreUrl, without_password};
+use leasehold::backend::kit::{StoreUrl, without_password};
 use url::Url;
 
 use crate::args::Common;

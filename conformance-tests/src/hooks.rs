@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use leasehold_core::backend::kit::Attachment;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Attachment, Capabilities, CoreHandle, Event, Extensions, LockBackend,
-    ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Stamp,
+    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Event, Extensions, LockBackend, ReleaseOutcome,
+    ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Stamp,
 };
 use leasehold_core::{Error, ErrorKind, Result};
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold_core::backend::kit::{PooledSession, Unconfirmed};
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Confirmation, CoreHandle, Grant, LONGEST_PLACE_TTL, LeaseKind, OnContention,
-    PooledSession, Stamp, Unconfirmed,
+    AcquireOutcome, AcquireRequest, Confirmation, CoreHandle, Grant, LONGEST_PLACE_TTL, LeaseKind, OnContention, Stamp,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken};
 use tokio::time::Instant;

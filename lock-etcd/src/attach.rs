@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::{Claim, CoreHandle, Unconfirmed};
+use leasehold_core::backend::kit::Unconfirmed;
+use leasehold_core::backend::{Claim, CoreHandle};
 use tokio::time::Instant;
 
 use crate::connections::Connections;

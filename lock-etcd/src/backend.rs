@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use etcd_client::GetOptions;
+use leasehold_core::backend::kit::lock;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
-    RenewReplies, RenewRequest, lock,
+    RenewReplies, RenewRequest,
 };
 use leasehold_core::{Error, Result};
 use tokio::task::AbortHandle;
@@ -45,7 +46,7 @@ impl EtcdBackend {
     /// A dropped call leaves nothing behind.
     pub async fn connect(url: &str) -> Result<Self> {
         let backend = Self::connect_lazy(url)?;
-        leasehold_core::backend::require_timers()?;
+        leasehold_core::backend::kit::require_timers()?;
         let (inner, until) = (&backend.inner, backend.inner.shared.until());
         // Whatever listens there accepts a connection. A reply to a read proves that it is an etcd that serves this
         // user. Any reply will do, so its age does not matter.

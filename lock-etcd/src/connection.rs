@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Channel, Client, ConnectOptions, GetOptions, KvClient};
-use leasehold_core::backend::run_to_end;
+use leasehold_core::backend::kit::run_to_end;
 use leasehold_core::{Error, ErrorKind};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;

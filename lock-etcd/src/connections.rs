@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use etcd_client::{Client, KvClient};
-use leasehold_core::backend::{PerRuntime, lock};
+use leasehold_core::backend::kit::{PerRuntime, lock};
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::runtime::Handle;
 use tokio::sync::watch;

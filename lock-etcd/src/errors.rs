@@ -1,6 +1,6 @@
 //! Maps every failure of a request to an error. The kind says what the failure means for the lock.
 
-use leasehold_core::backend::NotOpened;
+use leasehold_core::backend::kit::NotOpened;
 use leasehold_core::{Error, ErrorKind};
 use tonic::{Code, ConnectError, Status};
 

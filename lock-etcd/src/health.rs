@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use leasehold_core::backend::lock;
+use leasehold_core::backend::kit::lock;
 use tokio::sync::watch;
 use tokio::time::Instant;
 

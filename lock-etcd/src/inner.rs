@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use leasehold_core::Result;
-use leasehold_core::backend::{Claim, CoreHandle, PooledSession};
+use leasehold_core::backend::kit::PooledSession;
+use leasehold_core::backend::{Claim, CoreHandle};
 
 use crate::connections::{AllConnections, Connections};
 use crate::key_ids::KeyIds;

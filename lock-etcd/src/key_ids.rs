@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use leasehold_core::LockName;
-use leasehold_core::backend::lock;
+use leasehold_core::backend::kit::lock;
 
 /// How many claims of one client and lock have different ids: one for each bit of [`State::in_use`].
 const NUMBERS: u32 = u64::BITS;

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use etcd_client::{GetOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse};
 use leasehold_core::FencingToken;
-use leasehold_core::backend::{
-    Claim, Confirmation, CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp, Unconfirmed,
-};
+use leasehold_core::backend::kit::Unconfirmed;
+use leasehold_core::backend::{Claim, Confirmation, CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 

@@ -11,9 +11,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client::LeaseGrantOptions;
-use leasehold_core::backend::{
-    Confirmation, CoreHandle, KeptSession, PlaceNumber, PooledSession, SessionKeeper, Stamp, Unconfirmed,
-};
+use leasehold_core::backend::kit::{KeptSession, PooledSession, SessionKeeper, Unconfirmed};
+use leasehold_core::backend::{Confirmation, CoreHandle, PlaceNumber, Stamp};
 use leasehold_core::{Error, ErrorKind};
 use tokio::time::Instant;
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::{CoreHandle, PooledSession, SessionPool, Stamp};
+use leasehold_core::backend::kit::{PooledSession, SessionPool};
+use leasehold_core::backend::{CoreHandle, Stamp};
 use tokio::time::Instant;
 
 use crate::connections::Connections;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Cluster, ClusterUrl, CommonSettings, Connecting};
+use leasehold_core::backend::kit::{Cluster, ClusterUrl, CommonSettings, Connecting};
 use leasehold_core::{Error, Result};
 
 use crate::members::{Member, TlsFiles};

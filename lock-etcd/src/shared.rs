@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{Attachment, Connecting};
+use leasehold_core::backend::kit::{Attachment, Connecting};
 use tokio::time::Instant;
 
 use crate::keys::Keys;

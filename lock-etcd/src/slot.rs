@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use leasehold_core::backend::{Claim, lock};
+use leasehold_core::backend::Claim;
+use leasehold_core::backend::kit::lock;
 
 use crate::errors::Failure;
 use crate::key_ids::{KeyId, KeyIds};

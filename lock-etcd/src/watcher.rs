@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use etcd_client::{GetOptions, GetResponse, ResponseHeader, Txn, TxnOp, TxnOpResponse};
-use leasehold_core::backend::{Claim, CoreHandle, Event, OwnerToken, PlaceNumber, lock};
+use leasehold_core::backend::kit::lock;
+use leasehold_core::backend::{Claim, CoreHandle, Event, OwnerToken, PlaceNumber};
 use leasehold_core::{FencingToken, LockName};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};

@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use leasehold_core::Result;
+use leasehold_core::backend::kit::require_timers;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
-    RenewReplies, RenewRequest, require_timers,
+    RenewReplies, RenewRequest,
 };
 
 use crate::SCHEMA;

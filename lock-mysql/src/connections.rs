@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use leasehold_core::backend::{CoreHandle, PerRuntime};
+use leasehold_core::backend::CoreHandle;
+use leasehold_core::backend::kit::PerRuntime;
 use tokio::runtime::Handle;
 
 use crate::errors::Failure;

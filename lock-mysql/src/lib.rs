@@ -59,7 +59,7 @@ mod tls_files;
 
 pub use backend::MySqlBackend;
 pub use fence::fence;
-pub use leasehold_core::backend::OnRestart;
+pub use leasehold_core::backend::kit::OnRestart;
 pub use permissions::{grants, read_only_grants};
 pub use settings::{SCHEMES, Settings, Strategy, Tls};
 pub use sqlx;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
-use leasehold_core::backend::restart::Quarantine;
+use leasehold_core::backend::kit::restart::Quarantine;
 use leasehold_core::{Error, ErrorKind};
 use sqlx::AssertSqlSafe;
 use sqlx::mysql::{MySql, MySqlArguments, MySqlQueryResult, MySqlRow};

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use leasehold_core::Result;
-use leasehold_core::backend::restart::Quarantine;
-use leasehold_core::backend::{Attempt, connect_to_any};
+use leasehold_core::backend::kit::restart::Quarantine;
+use leasehold_core::backend::kit::{Attempt, connect_to_any};
 use sqlx::mysql::{MySqlConnection, MySqlDatabaseError, MySqlRow, MySqlSslMode};
 use sqlx::{AssertSqlSafe, Connection, Executor, Row, SqlStr};
 use tokio::net::lookup_host;

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use leasehold_core::backend::{CommonSettings, Connecting, OnRestart, StoreUrl, decoded};
+use leasehold_core::backend::kit::{CommonSettings, Connecting, OnRestart, StoreUrl, decoded};
 use leasehold_core::{Error, Result};
 use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use leasehold_core::Result;
-use leasehold_core::backend::{Attachment, Connecting, Lookups, lock};
+use leasehold_core::backend::kit::{Attachment, Connecting, Lookups, lock};
 use sqlx::mysql::MySqlConnectOptions;
 use tokio::time::Instant;
 

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use leasehold_core::backend::StoreUrl;
+use leasehold_core::backend::kit::StoreUrl;
 use leasehold_core::{Error, Result};
 
 /// Their paths.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use leasehold_core::backend::kit::PerRuntime;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extensions, Grant,
-    LONGEST_PLACE_TTL, LockBackend, OnContention, PerRuntime, ReleaseOutcome, ReleaseRequest, RenewPolicy,
-    RenewReplies, RenewReply, RenewRequest,
+    LONGEST_PLACE_TTL, LockBackend, OnContention, ReleaseOutcome, ReleaseRequest, RenewPolicy, RenewReplies,
+    RenewReply, RenewRequest,
 };
 use leasehold_core::{Error, FencingToken, Result};
 use tokio::runtime::Handle;
@@ -61,7 +62,7 @@ impl RedisBackend {
     }
 
     async fn connected(self) -> Result<Self> {
-        leasehold_core::backend::require_timers()?;
+        leasehold_core::backend::kit::require_timers()?;
         self.connection().await?;
         Ok(self)
     }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::Mutex;
 
-use leasehold_core::backend::lock;
+use leasehold_core::backend::kit::lock;
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};

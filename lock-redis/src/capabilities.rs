@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use leasehold_core::backend::kit::OnRestart;
 use leasehold_core::backend::{
-    Capabilities, LONGEST_PLACE_TTL, LossNotice, OnRestart, Restart, Scope, StoreClock, TtlScope, Waiting,
+    Capabilities, LONGEST_PLACE_TTL, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting,
 };
 
 use crate::errors::BACKEND;

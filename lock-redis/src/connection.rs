@@ -5,8 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use leasehold_core::backend::restart::{CheckContext, Decision, Quarantine, UnknownFormat};
-use leasehold_core::backend::{Event, OwnerToken, lock};
+use leasehold_core::backend::kit::lock;
+use leasehold_core::backend::kit::restart::{CheckContext, Decision, Quarantine, UnknownFormat};
+use leasehold_core::backend::{Event, OwnerToken};
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use redis::aio::MultiplexedConnection;
 use redis::{Arg, AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::restart::quarantined;
+use leasehold_core::backend::kit::restart::quarantined;
 use leasehold_core::backend::{Claim, Stamp};
 use leasehold_core::{Error, Result};
 use tokio::time::Instant;

@@ -51,6 +51,6 @@ mod tombstones;
 pub use backend::RedisBackend;
 pub use fence::{Fence, FencedScript};
 pub use keys::{acl, operator_acl, read_only_acl};
-pub use leasehold_core::backend::OnRestart;
+pub use leasehold_core::backend::kit::OnRestart;
 pub use redis;
 pub use settings::{OnEviction, SCHEMES, Settings};

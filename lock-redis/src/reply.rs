@@ -9,7 +9,7 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
-use leasehold_core::backend::lock;
+use leasehold_core::backend::kit::lock;
 
 /// Creates the two ends of a reply.
 pub(crate) fn reply<T>() -> (ReplySender<T>, PendingReply<T>) {

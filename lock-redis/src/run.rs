@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::restart::Reading;
+use leasehold_core::backend::kit::restart::Reading;
 
 /// What `epoch.lua` reads.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,8 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold_core::backend::{Stamp, lock};
+use leasehold_core::backend::Stamp;
+use leasehold_core::backend::kit::lock;
 
 /// A smaller change of the offset is drift or a slow reply.
 const STEP: Duration = Duration::from_millis(500);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::{CommonSettings, Connecting, OnRestart, StoreUrl};
+use leasehold_core::backend::kit::{CommonSettings, Connecting, OnRestart, StoreUrl};
 use leasehold_core::{Error, Result};
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
 

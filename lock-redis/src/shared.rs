@@ -4,8 +4,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use leasehold_core::Result;
-use leasehold_core::backend::restart::Epoch;
-use leasehold_core::backend::{Attachment, Claim, Connecting, CoreHandle, Lookups};
+use leasehold_core::backend::kit::restart::Epoch;
+use leasehold_core::backend::kit::{Attachment, Connecting, Lookups};
+use leasehold_core::backend::{Claim, CoreHandle};
 
 use crate::exchange::AcquireOptions;
 use crate::keys::Keys;

@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
-use leasehold_core::backend::{Attempt, Lookups, connect_to_any};
+use leasehold_core::backend::kit::{Attempt, Lookups, connect_to_any};
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::SockRef;

@@ -74,7 +74,7 @@ impl SqliteBackend {
     }
 
     async fn opened(self) -> Result<Self> {
-        leasehold_core::backend::require_timers()?;
+        leasehold_core::backend::kit::require_timers()?;
         self.worker.open(self.until()).await?;
         Ok(self)
     }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold_core::backend::time_since_boot;
+use leasehold_core::backend::kit::time_since_boot;
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// One reading of the clocks.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use leasehold_core::Result;
-use leasehold_core::backend::lock;
+use leasehold_core::backend::kit::lock;
 
 use crate::boot_clock::{BootClock, Reading};
 use crate::errors::Failure;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use leasehold_core::Result;
-use leasehold_core::backend::lock;
+use leasehold_core::backend::kit::lock;
 use rusqlite::params;
 
 use crate::boot_clock::{Reading, micros};

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use leasehold_core::backend::{CommonSettings, StoreUrl};
+use leasehold_core::backend::kit::{CommonSettings, StoreUrl};
 use leasehold_core::{Error, Result};
 use percent_encoding::percent_decode_str;
 use url::Url;

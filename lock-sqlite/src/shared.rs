@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use leasehold_core::Result;
-use leasehold_core::backend::{Attachment, Claim, CoreHandle};
+use leasehold_core::backend::kit::Attachment;
+use leasehold_core::backend::{Claim, CoreHandle};
 
 use crate::file::File;
 use crate::notifier::ReleaseNotifier;

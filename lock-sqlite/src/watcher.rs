@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use leasehold_core::LockName;
-use leasehold_core::backend::{CoreHandle, WatchGuard, Watches, lock};
+use leasehold_core::backend::kit::{Watches, lock};
+use leasehold_core::backend::{CoreHandle, WatchGuard};
 
 use crate::boot_clock;
 use crate::errors::Failure;

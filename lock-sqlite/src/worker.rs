@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use leasehold_core::backend::lock;
+use leasehold_core::backend::kit::lock;
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::oneshot;
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::Error;
+use leasehold_core::backend::kit::Unconfirmed;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Grant, LeaseKind, OnContention, Stamp, Unconfirmed,
+    AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Grant, LeaseKind, OnContention, Stamp,
 };
 use tokio::time::{Instant, timeout_at};
 use zookeeper_client::{Client, CreateMode, CreateSequence, Error as ClientError, Stat};

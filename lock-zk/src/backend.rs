@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use leasehold_core::backend::kit::SessionPool;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
-    RenewReplies, RenewRequest, SessionPool,
+    RenewReplies, RenewRequest,
 };
 use leasehold_core::{Error, Result};
 use tokio::time::Instant;
@@ -42,7 +43,7 @@ impl ZkBackend {
     /// A dropped call leaves nothing behind, except for a session without nodes for some seconds.
     pub async fn connect(url: &str) -> Result<Self> {
         let backend = Self::connect_lazy(url)?;
-        leasehold_core::backend::require_timers()?;
+        leasehold_core::backend::kit::require_timers()?;
         backend.try_connect().await.map_err(Failure::without_effect)?;
         Ok(backend)
     }

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold_core::backend::{Claim, lock};
+use leasehold_core::backend::Claim;
+use leasehold_core::backend::kit::lock;
 use tokio::time::Instant;
 
 use crate::slot::{Node, Slot};

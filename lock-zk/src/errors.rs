@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::NotOpened;
+use leasehold_core::backend::kit::NotOpened;
 use leasehold_core::{Error, ErrorKind};
 use zookeeper_client::Error as ClientError;
 

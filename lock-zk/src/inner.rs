@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::{CoreHandle, NotOpened, SessionPool};
+use leasehold_core::backend::CoreHandle;
+use leasehold_core::backend::kit::{NotOpened, SessionPool};
 use tokio::time::Instant;
 
 use crate::delayed::Delayed;

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
-use leasehold_core::backend::lock;
+use leasehold_core::backend::kit::lock;
 
 /// The most paths that are remembered. A path that was forgotten costs a request more.
 const MOST: usize = 4_096;

@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use leasehold_core::backend::{Lookups, Stamp, connect_to_any, lock};
+use leasehold_core::backend::Stamp;
+use leasehold_core::backend::kit::{Lookups, connect_to_any, lock};
 use spawns_core::{Spawn, Task, enter};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::watch;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::{Claim, Delivery, ReleaseRequest, run_to_end};
+use leasehold_core::backend::kit::run_to_end;
+use leasehold_core::backend::{Claim, Delivery, ReleaseRequest};
 use tokio::time::Instant;
 
 use crate::errors::Failure;

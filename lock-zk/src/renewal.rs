@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use leasehold_core::backend::{CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp, Unconfirmed};
+use leasehold_core::backend::kit::Unconfirmed;
+use leasehold_core::backend::{CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 

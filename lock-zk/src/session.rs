@@ -16,9 +16,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::backend::{
-    Claim, CoreHandle, Event, OwnerToken, PlaceNumber, PooledSession, SessionKeeper, Stamp, lock,
-};
+use leasehold_core::backend::kit::{PooledSession, SessionKeeper, lock};
+use leasehold_core::backend::{Claim, CoreHandle, Event, OwnerToken, PlaceNumber, Stamp};
 use leasehold_core::{Error, ErrorKind};
 use tokio::sync::watch;
 use tokio::task::JoinSet;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold_core::backend::{Attachment, Connecting, Lookups};
+use leasehold_core::backend::kit::{Attachment, Connecting, Lookups};
 use tokio::time::Instant;
 use zookeeper_client::Acls;
 

@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::FencingToken;
-use leasehold_core::backend::{Claim, Confirmation, PlaceNumber, Stamp, lock};
+use leasehold_core::backend::kit::lock;
+use leasehold_core::backend::{Claim, Confirmation, PlaceNumber, Stamp};
 use tokio::task::AbortHandle;
 
 use crate::nodes;

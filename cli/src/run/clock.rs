@@ -5,7 +5,7 @@ use std::num::ParseIntError;
 use std::str::FromStr;
 use std::time::Duration;
 
-use leasehold::backend::time_since_boot;
+use leasehold::backend::kit::time_since_boot;
 
 /// A time of the clock since boot, in nanoseconds. The clock runs while the machine is suspended and is never stepped.
 /// NTP may slew it, which the margin of a lease covers.

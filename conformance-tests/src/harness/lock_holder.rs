@@ -120,7 +120,7 @@ impl fmt::Display for HolderLine {
 /// # Panics
 /// On a system without one.
 pub fn machine_now() -> Duration {
-    leasehold_core::backend::time_since_boot().expect("this system has a clock since boot")
+    leasehold_core::backend::kit::time_since_boot().expect("this system has a clock since boot")
 }
 
 /// A time of [`machine_now`] in microseconds, as in the lines.

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use leasehold_core::backend::kit::{Attachment, Watches};
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Attachment, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event,
-    Extensions, Grant, LeaseKind, LockBackend, LossNotice, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest,
-    RenewReplies, RenewReply, RenewRequest, Restart, Scope, Stamp, StoreClock, TtlScope, WITHDRAWN_TTL, Waiting,
-    WatchGuard, WatchNames, Watches,
+    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event, Extensions, Grant,
+    LeaseKind, LockBackend, LossNotice, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies,
+    RenewReply, RenewRequest, Restart, Scope, Stamp, StoreClock, TtlScope, WITHDRAWN_TTL, Waiting, WatchGuard,
+    WatchNames,
 };
 use leasehold_core::{Error, ErrorKind, FencingToken, LockName, Result};
 

@@ -97,7 +97,7 @@ impl CoreHandle {
 
     /// The runtime of the lease keeper, which lives as long as the client and does not depend on the user's executor. A
     /// backend spawns on it the tasks that a lease or a notification depends on, with their connections. A connection
-    /// for single calls belongs to the runtime of its caller ([`PerRuntime`](crate::backend::PerRuntime)). lock-core
+    /// for single calls belongs to the runtime of its caller ([`PerRuntime`](crate::backend::kit::PerRuntime)). lock-core
     /// calls renewals and background releases on this runtime, and acquires and other releases mostly on the user's
     /// own.
     pub fn keeper_runtime(&self) -> &tokio::runtime::Handle {

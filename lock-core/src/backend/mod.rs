@@ -1,24 +1,15 @@
-//! The interface for the author of a backend: the trait [`LockBackend`], its requests and replies, and shared parts.
+//! The contract of a backend: the trait [`LockBackend`], its requests, replies and capabilities. What backends share is in [`kit`].
 
 #![doc = include_str!("invariants.md")]
 
-mod addresses;
-mod attachment;
 mod capabilities;
 mod claim;
-mod cluster_url;
-mod connecting;
 mod core_handle;
 mod extensions;
 mod grant;
-mod per_runtime;
+pub mod kit;
 mod renewal;
 mod requests;
-pub mod restart;
-mod session_keeper;
-mod session_lease;
-mod session_pool;
-mod store_url;
 mod watch;
 
 use std::sync::Arc;
@@ -31,37 +22,22 @@ pub use async_trait::async_trait;
 /// The runtime handle in [`CoreHandle`] is of this version.
 #[doc(no_inline)]
 pub use tokio;
-/// The URL in [`StoreUrl`] is of this version.
-#[doc(no_inline)]
-pub use url;
 
-pub use self::addresses::{Lookups, connect_to_any};
-pub use self::attachment::Attachment;
 pub use self::capabilities::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
 pub use self::claim::Claim;
-pub use self::cluster_url::{Cluster, ClusterUrl};
-pub use self::connecting::{Attempt, Connecting};
 pub use self::core_handle::{CoreHandle, Event};
 pub use self::extensions::{Break, Examine, Extensions, Inspect, List};
 pub use self::grant::{AcquireOutcome, Confirmation, Grant, PlaceNumber, ReleaseOutcome};
-pub use self::per_runtime::PerRuntime;
 pub use self::renewal::{RenewReplies, RenewReply};
 pub use self::requests::{
     AcquireRequest, Delivery, LeaseKind, Mode, OnContention, ReleaseRequest, RenewPolicy, RenewRequest,
 };
-pub use self::restart::OnRestart;
-pub use self::session_keeper::{KeptSession, SessionKeeper, Unconfirmed};
-pub use self::session_pool::{NotOpened, PooledSession, SessionPool};
-pub use self::store_url::{CommonSettings, StoreUrl, decoded, parse_duration, without_password};
-pub use self::watch::{WatchGuard, WatchNames, Watches};
+pub use self::watch::{WatchGuard, WatchNames};
 /// What [`List`] and [`Examine`] return.
 #[doc(no_inline)]
 pub use crate::admin::{Check, CheckStatus, Listed, ListedName, Listing};
-pub use crate::clock::{Clock, Stamp, SystemClock, time_since_boot};
+pub use crate::clock::{Clock, Stamp, SystemClock};
 use crate::error::Result;
-pub use crate::run_to_end::run_to_end;
-pub use crate::sync::lock;
-pub use crate::timers::require_timers;
 pub use crate::token::OwnerToken;
 
 /// The shortest time for which a store remembers that a claim was withdrawn. A late copy of its acquire that arrives

@@ -1,18 +1,15 @@
 //! Notifications that a lock may be free, for stores without a queue.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex};
 
-use crate::backend::{Claim, CoreHandle, Event};
-use crate::name::LockName;
-use crate::sync::lock;
+use crate::backend::Claim;
 
 /// Reports when a lock may be free.
 pub trait WatchNames: Send + Sync {
     /// Watches the lock of a claim that waits after the reply [`Contended`](crate::backend::AcquireOutcome::Contended).
-    /// Sends at most one [`Event::Changed`] for it, even if the lock became free before this call. lock-core calls this
-    /// after every such reply. A watch replaces the previous watch of that lock. Dropping the guard ends the watch.
+    /// Sends at most one [`Event::Changed`](crate::backend::Event::Changed) for it, even if the lock became free before
+    /// this call. lock-core calls this after every such reply. A watch replaces the previous watch of that lock.
+    /// Dropping the guard ends the watch.
     ///
     /// Does not block. May send the event before it returns.
     fn watch(&self, claim: &Claim) -> WatchGuard;

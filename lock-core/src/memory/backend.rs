@@ -8,10 +8,11 @@ use async_trait::async_trait;
 use super::record::ClaimState;
 use super::store::{Line, MemoryStore};
 use crate::admin::Listing;
+use crate::backend::kit::Attachment;
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, Attachment, Break, Capabilities, Confirmation, CoreHandle, Extensions, Grant,
-    Inspect, LONGEST_PLACE_TTL, List, LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply,
-    RenewRequest, Scope, StoreClock, Waiting,
+    AcquireOutcome, AcquireRequest, Break, Capabilities, Confirmation, CoreHandle, Extensions, Grant, Inspect,
+    LONGEST_PLACE_TTL, List, LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest,
+    Scope, StoreClock, Waiting,
 };
 use crate::clock::Stamp;
 use crate::error::{Error, Result};

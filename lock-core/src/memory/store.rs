@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use super::record::{ClaimState, LeaseRecord, LockRecord};
 use crate::admin::{Listed, ListedName};
+use crate::backend::kit::Attachment;
 use crate::backend::{
-    AcquireRequest, Attachment, Claim, Delivery, Event, LONGEST_PLACE_TTL, OnContention, PlaceNumber, ReleaseRequest,
-    RenewPolicy, RenewRequest,
+    AcquireRequest, Claim, Delivery, Event, LONGEST_PLACE_TTL, OnContention, PlaceNumber, ReleaseRequest, RenewPolicy,
+    RenewRequest,
 };
 use crate::clock::{Clock, Stamp, SystemClock};
 use crate::lock_info::{LeaseInfo, LockInfo};

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::backend::{Confirmation, Delivery, PlaceNumber, RenewReply, lock};
+use leasehold_core::backend::kit::lock;
+use leasehold_core::backend::{Confirmation, Delivery, PlaceNumber, RenewReply};
 use leasehold_core::{Error, ErrorKind, FencingToken};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::AbortHandle;

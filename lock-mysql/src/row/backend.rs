@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::admin::Check;
+use leasehold_core::backend::kit::OnRestart;
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Examine, Extensions,
-    Grant, LockBackend, OnRestart, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, Restart,
-    StoreClock, Waiting, WatchGuard, WatchNames,
+    Grant, LockBackend, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, Restart, StoreClock,
+    Waiting, WatchGuard, WatchNames,
 };
 use leasehold_core::{Error, Result};
 use tokio::time::Instant;

@@ -1,13 +1,15 @@
 //! Withholds new grants after a failover or a restart that may have lost leases.
 //!
-//! Each connection reads the run of the server before its first acquire. `leasehold_core::backend::restart` decides
+//! Each connection reads the run of the server before its first acquire. `leasehold_core::backend::kit::restart` decides
 //! what follows, and `run` says what a run is.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold_core::backend::lock;
-use leasehold_core::backend::restart::{CheckContext, Decision, Epoch, Grants, OnRestart, Quarantine, quarantined};
+use leasehold_core::backend::kit::lock;
+use leasehold_core::backend::kit::restart::{
+    CheckContext, Decision, Epoch, Grants, OnRestart, Quarantine, quarantined,
+};
 use tokio::time::Instant;
 
 use crate::errors::{BACKEND, Failure, other_format, read_only};

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 
 use leasehold_core::LockName;
-use leasehold_core::backend::lock;
+use leasehold_core::backend::kit::lock;
 
 /// More names than this are forgotten together.
 const MOST: usize = 10_000;

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use leasehold_core::backend::kit::lock;
 use leasehold_core::backend::{
-    Confirmation, CoreHandle, OwnerToken, PlaceNumber, RenewPolicy, RenewReplies, RenewReply, RenewRequest, lock,
+    Confirmation, CoreHandle, OwnerToken, PlaceNumber, RenewPolicy, RenewReplies, RenewReply, RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind};
 use sqlx::mysql::MySqlRow;

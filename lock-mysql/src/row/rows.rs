@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::backend::restart::Epoch;
+use leasehold_core::backend::kit::restart::Epoch;
 use leasehold_core::backend::{AcquireRequest, Claim, CoreHandle, OnContention, Stamp, WITHDRAWN_TTL};
 use leasehold_core::{FencingToken, LockName};
 use tokio::time::Instant;

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::restart::Reading;
+use leasehold_core::backend::kit::restart::Reading;
 use sqlx::mysql::MySqlRow;
 
 use crate::errors::{Failure, other_format};

@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::LockName;
-use leasehold_core::backend::{AcquireRequest, Claim, CoreHandle, Stamp, Watches, lock};
+use leasehold_core::backend::kit::{Watches, lock};
+use leasehold_core::backend::{AcquireRequest, Claim, CoreHandle, Stamp};
 use sqlx::mysql::MySqlRow;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::backend::{Claim, CoreHandle, WatchGuard, lock};
+use leasehold_core::backend::kit::lock;
+use leasehold_core::backend::{Claim, CoreHandle, WatchGuard};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 

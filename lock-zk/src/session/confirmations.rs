@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::backend::{Confirmation, KeptSession, PlaceNumber, SessionKeeper, Stamp, Unconfirmed};
+use leasehold_core::backend::kit::{KeptSession, SessionKeeper, Unconfirmed};
+use leasehold_core::backend::{Confirmation, PlaceNumber, Stamp};
 use tokio::time::Instant;
 use zookeeper_client::CreateMode;
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::PooledSession;
+use leasehold_core::backend::kit::PooledSession;
 use tokio::time::Instant;
 
 use super::{PAUSES, Phase, Session};

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use leasehold_core::backend::kit::Attachment;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Attachment, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event,
-    Extensions, Grant, LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Stamp,
+    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event, Extensions, Grant,
+    LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Stamp,
 };
 use leasehold_core::memory::MemoryBackend;
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};

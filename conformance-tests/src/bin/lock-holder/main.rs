@@ -368,5 +368,5 @@ fn millis(duration: Duration) -> u64 {
 }
 
 fn duration(text: &str) -> Result<Duration, Error> {
-    leasehold::backend::parse_duration("this option", text)
+    leasehold::backend::kit::parse_duration("this option", text)
 }

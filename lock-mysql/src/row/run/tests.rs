@@ -1,5 +1,5 @@
-use leasehold_core::backend::OnRestart;
-use leasehold_core::backend::restart::{CheckContext, Decision, Epoch, Grants};
+use leasehold_core::backend::kit::OnRestart;
+use leasehold_core::backend::kit::restart::{CheckContext, Decision, Epoch, Grants};
 use tokio::time::Instant;
 
 use super::*;

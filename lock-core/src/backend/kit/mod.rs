@@ -1,0 +1,33 @@
+//! What backends share: URLs and their settings, connections, sessions, and what a restart of the store means. A backend may do
+//! without any of it; the contract is in [`backend`](crate::backend).
+
+mod addresses;
+mod attachment;
+mod cluster_url;
+mod connecting;
+mod per_runtime;
+pub mod restart;
+mod session_keeper;
+mod session_lease;
+mod session_pool;
+mod store_url;
+mod watches;
+
+/// The URL in [`StoreUrl`] is of this version.
+#[doc(no_inline)]
+pub use url;
+
+pub use self::addresses::{Lookups, connect_to_any};
+pub use self::attachment::Attachment;
+pub use self::cluster_url::{Cluster, ClusterUrl};
+pub use self::connecting::{Attempt, Connecting};
+pub use self::per_runtime::PerRuntime;
+pub use self::restart::OnRestart;
+pub use self::session_keeper::{KeptSession, SessionKeeper, Unconfirmed};
+pub use self::session_pool::{NotOpened, PooledSession, SessionPool};
+pub use self::store_url::{CommonSettings, StoreUrl, decoded, parse_duration, without_password};
+pub use self::watches::Watches;
+pub use crate::clock::time_since_boot;
+pub use crate::run_to_end::run_to_end;
+pub use crate::sync::lock;
+pub use crate::timers::require_timers;

@@ -1,0 +1,97 @@
+//! The open watches of one client, for a backend that polls their names or is notified of them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use crate::backend::{CoreHandle, Event, WatchGuard};
+use crate::name::LockName;
+use crate::sync::lock;
+
+/// The open watches of one client, for a backend that polls their names or is notified of them.
+#[derive(Clone, Debug, Default)]
+pub struct Watches(Arc<Mutex<Open>>);
+
+#[derive(Debug, Default)]
+struct Open {
+    /// The newest watch of each name.
+    names: HashMap<LockName, u64>,
+    next: u64,
+}
+
+impl Watches {
+    /// Opens a watch, which replaces the previous one of this name. Returns whether there was none. The lock may then
+    /// have become free since the reply.
+    pub fn open(&self, name: &LockName) -> (WatchGuard, bool) {
+        let (number, is_new) = {
+            let mut open = lock(&self.0);
+            open.next += 1;
+            let number = open.next;
+            (number, open.names.insert(name.clone(), number).is_none())
+        };
+        let (watches, name) = (self.0.clone(), name.clone());
+        let guard = WatchGuard::new(move || {
+            let mut open = lock(&watches);
+            if open.names.get(&name) == Some(&number) {
+                open.names.remove(&name);
+            }
+        });
+        (guard, is_new)
+    }
+
+    /// The names of the open watches, in no particular order.
+    pub fn names(&self) -> Vec<LockName> {
+        lock(&self.0).names.keys().cloned().collect()
+    }
+
+    /// Whether no watch is open.
+    pub fn is_empty(&self) -> bool {
+        lock(&self.0).names.is_empty()
+    }
+
+    /// Reports that a lock may be free, if a watch of its name is open, and closes that watch.
+    pub fn report(&self, name: &LockName, core: &CoreHandle) {
+        let was_open = lock(&self.0).names.remove(name).is_some();
+        if was_open {
+            core.event(Event::Changed(name.clone()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SystemClock;
+
+    #[tokio::test]
+    async fn a_watch_reports_once_and_ends_with_its_guard() {
+        let (watches, seen) = (Watches::default(), Arc::new(Mutex::new(Vec::new())));
+        let core = CoreHandle::new(Arc::new(SystemClock::new()), tokio::runtime::Handle::current(), {
+            let seen = seen.clone();
+            move |event| match event {
+                Event::Changed(name) => lock(&seen).push(name),
+                other => panic!("{other:?}"),
+            }
+        });
+        let name = LockName::new("job").unwrap();
+        let reports = || {
+            watches.report(&name, &core);
+            std::mem::take(&mut *lock(&seen)).len()
+        };
+        assert_eq!((watches.is_empty(), reports()), (true, 0));
+        let (first, is_new) = watches.open(&name);
+        assert!(is_new);
+        assert_eq!((watches.names(), watches.is_empty()), (vec![name.clone()], false));
+        assert_eq!((reports(), reports()), (1, 0));
+        let (second, is_new) = watches.open(&name);
+        assert!(is_new, "the former one was reported");
+        drop(first);
+        let (third, is_new) = watches.open(&name);
+        assert!(!is_new);
+        drop(second);
+        assert_eq!(reports(), 1, "the guard of the former watch ends only that");
+        let (fourth, _) = watches.open(&name);
+        drop((third, fourth));
+        assert_eq!((watches.is_empty(), reports()), (true, 0));
+        drop(WatchGuard::none());
+    }
+}
