@@ -108,7 +108,10 @@ impl ForUpdate {
         for (Place { index, request, handle }, endpoint) in places.iter().zip(&endpoints) {
             let reply = match (&existing, endpoint) {
                 (Err(error), _) => RenewReply::Unknown(error.clone()),
-                (Ok(existing), Some(endpoint)) if existing.contains(&endpoint.id) => waiting(handle, request.ttl, sent),
+                (Ok(existing), Some(endpoint)) if existing.contains(&endpoint.id) => {
+                    let ttl = place_ttl(request.ttl);
+                    RenewReply::Waiting { confirmation: place(handle, ttl, sent), retry_after: ttl }
+                }
                 (Ok(_), _) => {
                     // The server has ended its connection. The task would wait for a reply that never comes.
                     handle.abandon();
@@ -131,9 +134,9 @@ fn place_ttl(ttl: Duration) -> Duration {
     ttl.clamp(SECOND, LONGEST_PLACE_TTL)
 }
 
-fn waiting(handle: &Handle, ttl: Duration, sent: Stamp) -> RenewReply {
-    let ttl = place_ttl(ttl);
-    RenewReply::Waiting { confirmation: Confirmation { ttl, sent, place: handle.place }, retry_after: ttl }
+/// The confirmation of a place whose connection was seen to exist after `seen`.
+fn place(handle: &Handle, ttl: Duration, seen: Stamp) -> Confirmation {
+    Confirmation { ttl, sent: handle.connection.confirmed(seen), place: handle.place }
 }
 
 #[async_trait]
@@ -181,8 +184,7 @@ impl LockBackend for ForUpdate {
             }
             Phase::Starting | Phase::Waiting => {
                 let ttl = place_ttl(request.ttl);
-                let confirmation = Confirmation { ttl, sent: core.stamp(), place: handle.place };
-                Ok(AcquireOutcome::Queued { confirmation, retry_after: ttl })
+                Ok(AcquireOutcome::Queued { confirmation: place(&handle, ttl, core.stamp()), retry_after: ttl })
             }
             Phase::Contended(retry_after) => Ok(AcquireOutcome::Contended { retry_after }),
             Phase::Failed(error) => Err(error),

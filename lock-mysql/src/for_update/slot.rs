@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::backend::kit::lock;
-use leasehold_core::backend::{Confirmation, Delivery, PlaceNumber, RenewReply};
+use leasehold_core::backend::{Confirmation, Delivery, PlaceNumber, RenewReply, Stamp};
 use leasehold_core::{Error, ErrorKind, FencingToken};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
@@ -69,6 +69,8 @@ struct Owned {
     was_released: bool,
     /// The server has refused the claim after it had waited, and no call has reported that yet.
     refusal: Option<Error>,
+    /// When the statement was sent that starts the ttl of a lease.
+    granting: Option<Stamp>,
 }
 
 impl Ownership {
@@ -81,6 +83,24 @@ impl Ownership {
 
     pub(super) fn endpoint(&self) -> Option<Endpoint> {
         lock(&self.owned).endpoint.clone()
+    }
+
+    /// The statement that starts the ttl of a lease is sent now.
+    pub(super) fn begin_grant(&self, sent: Stamp) {
+        lock(&self.owned).granting = Some(sent);
+    }
+
+    /// The grant is not complete, and the claim goes on waiting.
+    pub(super) fn end_grant(&self) {
+        lock(&self.owned).granting = None;
+    }
+
+    /// What a confirmation of the place counts from, if the connection was seen to exist after `seen`. lock-core counts
+    /// it for the lease that the place becomes. A fenced write that is not committed delays the token, and the claim has
+    /// a place while its grant is under way: the server then ends the lease a ttl after the statement that started it,
+    /// however late the place was confirmed.
+    pub(super) fn confirmed(&self, seen: Stamp) -> Stamp {
+        lock(&self.owned).granting.map_or(seen, |granting| granting.min(seen))
     }
 
     /// Whether the task may return the connection to the pool.

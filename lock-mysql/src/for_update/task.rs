@@ -234,6 +234,7 @@ impl Task {
             let raise = fences::raise(calls, statements.raise(&grantee), self.until());
             // The validity counts from the statement that starts `wait_timeout`.
             let sent = (self.core.stamp(), Instant::now());
+            self.connection.begin_grant(sent.0);
             let keep = connection.execute(Statements::keep(ttl.as_secs()), sent.1 + *ttl);
             let (kept, raised) = tokio::join!(keep, self.with_a_place_soon(raise));
             if self.connection.is_cancelled() {
@@ -248,6 +249,7 @@ impl Task {
                 // A restart of the server has ended the lease of a holder that may still trust it. The call can end
                 // while the claim has a place.
                 Ok(Raised::NotBefore(left)) if self.request.waits => {
+                    self.connection.end_grant();
                     self.has_place();
                     tokio::time::sleep(left.min(*place_ttl / 3)).await;
                 }
