@@ -7,6 +7,7 @@ mod redis {
     mod common;
     mod cost;
     mod fixture;
+    mod foreign_key;
     #[path = "../support/forgetful_path.rs"]
     mod forgetful_path;
     mod forgotten;

@@ -32,8 +32,9 @@ for i = acquires + 1, #KEYS do
     raw, seen[key] = raws[i], true
   end
   if raw == nil then raw = call('GET', key) end
-  -- The ordinary case. Without flags, the owner is at byte 29.
-  if raw and not withdrawn and string.find(raw, owner, 29, true) == 29 then
+  -- The ordinary case. Without flags, the owner is at byte 29. For a key of another type GET returns an error, which is
+  -- a table: the library reports it.
+  if type(raw) == 'string' and not withdrawn and string.find(raw, owner, 29, true) == 29 then
     local head, deadline = unpack('>I4I8', raw)
     if head == 24641536 and deadline > now then
       -- The server keeps the record until `retention` after the lease, and so also after this earlier end.

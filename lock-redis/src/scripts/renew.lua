@@ -27,7 +27,8 @@ for i = 1, #KEYS do
   if raws and not seen[key] then raw = raws[i] end
   if raw == nil then raw = call('GET', key) end
   -- The ordinary case: the client knows the place, and the record lives long enough. Place and owner are at byte 21.
-  if raw and not exceptions[i] and find(raw, request, 21, true) == 21 then
+  -- For a key of another type, `raw` is an error, which is a table.
+  if type(raw) == 'string' and not exceptions[i] and find(raw, request, 21, true) == 21 then
     local head, deadline, kept, fence = unpack('>I4I8I8I8', raw)
     if head == 24641536 and deadline > now
         and kept >= (fence > common_deadline and fence or common_deadline) + retention then
