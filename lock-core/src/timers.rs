@@ -10,7 +10,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::{Sleep, sleep};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// A timer of the current runtime. Each call has its own: if the keeper bounded the calls, each would wake its thread.
 ///
@@ -47,22 +47,26 @@ pub(crate) fn is_on_tokio() -> bool {
     tokio::task::try_id().is_some() || Handle::try_current().is_ok()
 }
 
-/// Runs a future where tokio's timers are: here, or else on the keeper's runtime. Dropping it drops the future in both
-/// cases.
-pub(crate) async fn on_tokio<F>(home: &Handle, future: F) -> F::Output
+/// Runs a call where tokio's timers are: here, or else on the keeper's runtime. Dropping it drops the call in both cases.
+pub(crate) async fn on_tokio<T, F>(home: &Handle, future: F) -> Result<T>
 where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
+    T: Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
 {
     if is_on_tokio() { future.await } else { elsewhere(home, future).await }
 }
 
-/// Runs a future on the keeper's runtime, for a caller who polls with another executor than tokio's. Dropping it drops
-/// the future.
-pub(crate) async fn elsewhere<F>(home: &Handle, future: F) -> F::Output
+/// Runs a call on the keeper's runtime, for a caller who polls with another executor than tokio's. Dropping it drops the
+/// call.
+///
+/// # Errors
+/// Those of the call. [`Indeterminate`](ErrorKind::Indeterminate) if that runtime has shut down, or does so meanwhile: a
+/// [`CurrentRuntime`](crate::KeeperRuntime::CurrentRuntime) of the user, because that of a keeper thread outlives every
+/// client.
+pub(crate) async fn elsewhere<T, F>(home: &Handle, future: F) -> Result<T>
 where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
+    T: Send + 'static,
+    F: Future<Output = Result<T>> + Send + 'static,
 {
     struct AbortOnDrop<T>(JoinHandle<T>);
 
@@ -77,8 +81,7 @@ where
         Ok(output) => output,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // Only this function could have aborted it, and the runtime of a keeper thread outlives every client.
-            Err(_) => std::future::pending().await,
+            Err(_) => Err(Error::new(ErrorKind::Indeterminate, "the keeper's runtime has shut down")),
         },
     }
 }

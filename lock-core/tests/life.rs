@@ -236,3 +236,23 @@ fn holders_learn_that_the_runtime_of_their_keeper_has_shut_down() {
     drop(runtime);
     assert!(!guard.is_held(), "nobody renews it");
 }
+
+/// Outside of tokio, calls run on the keeper's runtime. They must not wait for one that has shut down.
+#[test]
+fn calls_outside_a_runtime_end_when_the_runtime_of_their_keeper_has_shut_down() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (client, guard) = runtime.block_on(async {
+        let backend = MemoryBackend::new(&MemoryStore::default());
+        let client = LockClient::builder(backend).keeper(KeeperRuntime::CurrentRuntime).build().unwrap();
+        let guard = client.lock("job").acquire().await.unwrap();
+        (client, guard)
+    });
+    drop(runtime);
+    let kinds = [
+        futures_executor::block_on(client.lock("other").acquire()).unwrap_err().kind(),
+        futures_executor::block_on(guard.release()).unwrap_err().kind(),
+        futures_executor::block_on(client.list("", 10)).unwrap_err().kind(),
+        futures_executor::block_on(client.shutdown()).unwrap_err().kind(),
+    ];
+    assert_eq!(kinds, [ErrorKind::Indeterminate; 4]);
+}
