@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_core::backend::{Capabilities, Waiting};
-use leasehold_core::{Error, ErrorKind, LockClient, LockClientBuilder, LockGuard, LockName, LossReason};
+use leasehold_core::{Error, ErrorKind, LockClient, LockClientBuilder, LockGuard, LockName, LossReason, Result};
 
 use crate::fixture::{Fixture, Route};
 use crate::support::{AT_ONCE, eventually, name};
@@ -62,6 +62,15 @@ pub(crate) fn long_ttl(fixture: &dyn Fixture) -> Duration {
 /// A client with an operator's permissions.
 pub(crate) async fn operator(fixture: &dyn Fixture) -> LockClient {
     build(fixture.tune(LockClient::builder(fixture.operator().await).ttl(fixture.ttl())))
+}
+
+/// The reply to an operator, which must not fail. `None` if the backend does not have this function, and says so.
+#[track_caller]
+pub(crate) fn offered<T>(what: &str, reply: Result<T>) -> Option<T> {
+    match reply {
+        Err(error) if error.kind() == ErrorKind::Unsupported => None,
+        reply => Some(reply.expect(what)),
+    }
 }
 
 /// A client whose leases do not end during a case, with an established connection: a fault then meets a request and not

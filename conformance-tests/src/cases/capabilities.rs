@@ -9,7 +9,9 @@ use leasehold_core::backend::{
     AcquireOutcome, Delivery, LossNotice, PlaceNumber, RenewReply, RenewRequest, TtlScope, Waiting,
 };
 
-use crate::clients::{client, hold, kind_of, long_client, long_ttl, lost, operator, queued, steady_client, steady_ttl};
+use crate::clients::{
+    client, hold, kind_of, long_client, long_ttl, lost, offered, operator, queued, steady_client, steady_ttl,
+};
 use crate::direct::Direct;
 use crate::fault::{PathFault, ServerFault, Tamper};
 use crate::fixture::{Fixture, Route};
@@ -201,12 +203,9 @@ pub async fn a_whole_batch_is_renewed(fixture: &dyn Fixture) {
 pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
     let (ann, bob) = (long_client(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
     let name = name("inspected");
-    let offered = fixture.backend(Route::Clear).await.extensions().inspect.is_some();
-    if !offered {
-        assert_eq!(kind_of(&bob.inspect(name.as_str()).await), ErrorKind::Unsupported);
+    let Some(fresh) = offered("nothing is broken", bob.inspect(name.as_str()).await) else {
         return fixture.empty("it inspects no locks");
-    }
-    let fresh = bob.inspect(name.as_str()).await.expect("nothing is broken");
+    };
     assert!(fresh.is_none_or(|fresh| !fresh.is_held() && fresh.waiters.unwrap_or(0) == 0));
     let guard = hold(&ann, &name).await;
     let lock = bob.lock(name.as_str());
@@ -241,8 +240,7 @@ pub async fn inspection_is_true_or_unsupported(fixture: &dyn Fixture) {
 /// Listing, if supported, shows held locks first, by prefix and up to the limit. Otherwise it returns `Unsupported`.
 pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
     let (ann, ops) = (long_client(fixture, Route::Clear).await, operator(fixture).await);
-    if fixture.operator().await.extensions().list.is_none() {
-        assert_eq!(kind_of(&ops.list("", 10).await), ErrorKind::Unsupported);
+    if offered("nothing is broken", ops.list("", 10).await).is_none() {
         return fixture.empty("it lists no locks");
     }
     assert_eq!(kind_of(&ops.list("", 0).await), ErrorKind::InvalidInput);
@@ -284,7 +282,7 @@ pub async fn a_list_is_true_or_unsupported(fixture: &dyn Fixture) {
 /// A prefix is literal: it has no wildcards, and its case matters.
 pub async fn a_prefix_is_taken_as_it_is(fixture: &dyn Fixture) {
     let (ann, ops) = (long_client(fixture, Route::Clear).await, operator(fixture).await);
-    if fixture.operator().await.extensions().list.is_none() {
+    if offered("nothing is broken", ops.list("", 10).await).is_none() {
         return fixture.empty("it lists no locks");
     }
     let mut guards = Vec::new();
@@ -308,7 +306,7 @@ pub async fn a_prefix_is_taken_as_it_is(fixture: &dyn Fixture) {
 /// A list names the records that this version cannot read, because each may be a held lock.
 pub async fn a_list_names_what_it_cannot_read(fixture: &dyn Fixture) {
     let (ann, ops) = (long_client(fixture, Route::Clear).await, operator(fixture).await);
-    if fixture.operator().await.extensions().list.is_none() {
+    if offered("nothing is broken", ops.list("", 10).await).is_none() {
         return fixture.empty("it lists no locks");
     }
     let guard = hold(&ann, &name("mixed/readable")).await;
@@ -338,11 +336,10 @@ pub async fn a_break_ends_the_lease_that_was_meant(fixture: &dyn Fixture) {
     let name = name("broken");
     let guard = hold(&ann, &name).await;
     let meant = guard.fencing_token();
-    if fixture.backend(Route::Clear).await.extensions().break_lock.is_none() {
-        assert_eq!(kind_of(&bob.break_lock(name.as_str(), meant).await), ErrorKind::Unsupported);
-        assert!(guard.is_held());
+    let Some(never_seen) = offered("nothing is broken", bob.break_lock("never seen", meant).await) else {
         return fixture.empty("it breaks no locks");
-    }
+    };
+    assert_eq!(never_seen, None);
     let waiter = tokio::spawn(hold(&bob, &name));
     queued(fixture, &bob, &name, (1, 1)).await;
     let raised =
@@ -356,18 +353,15 @@ pub async fn a_break_ends_the_lease_that_was_meant(fixture: &dyn Fixture) {
     assert_eq!(again, None, "a lease with another token was broken");
     assert!(next.is_held(), "a lease with another token was broken");
     next.release().await.expect("a lease with another token was broken");
-    assert_eq!(bob.break_lock("never seen", meant).await.expect("nothing is broken"), None);
 }
 
 /// An examination, if supported, finds no error in a working store, and finds one in a store that refuses writes.
 /// Otherwise it returns `Unsupported`.
 pub async fn an_examination_is_true_or_unsupported(fixture: &dyn Fixture) {
     let ops = operator(fixture).await;
-    if fixture.operator().await.extensions().examine.is_none() {
-        assert_eq!(kind_of(&ops.examine().await), ErrorKind::Unsupported);
+    let Some(checks) = offered("nothing is broken", ops.examine().await) else {
         return fixture.empty("it does not examine its store");
-    }
-    let checks = ops.examine().await.expect("nothing is broken");
+    };
     let subjects: HashSet<_> = checks.iter().map(|check| check.about).collect();
     assert!(!checks.is_empty() && subjects.len() == checks.len(), "a subject is listed twice: {checks:?}");
     for check in &checks {
