@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use leasehold::backend::kit::Attachment;
 use leasehold::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Confirmation, CoreHandle, Delivery, Extensions, Grant, LockBackend,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, Confirmation, CoreHandle, Delivery, Grant, LockBackend,
     OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewPolicy, RenewReplies, RenewReply, RenewRequest,
-    Scope, StoreClock, WITHDRAWN_TTL,
+    Scope, StoreClock, WITHDRAWN_TTL, WatchNames,
 };
 use leasehold::{Error, ErrorKind, FencingToken, LockName, Result};
 
@@ -133,8 +133,12 @@ impl LockBackend for TableBackend {
         it
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        Extensions::default()
+    fn admin(&self) -> Option<&dyn Admin> {
+        None
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        None
     }
 }
 

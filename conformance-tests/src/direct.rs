@@ -114,7 +114,7 @@ impl Direct {
             self.check(before, confirmation);
         }
         let (claim, mut watches) = (&request.claim, lock(&self.watches));
-        match (&reply, self.backend.extensions().watch) {
+        match (&reply, self.backend.watch_names()) {
             (Ok(AcquireOutcome::Contended { .. }), Some(names)) if request.on_contention == OnContention::Queue => {
                 let former = watches.insert(*claim.owner(), names.watch(claim));
                 drop(former);

@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::admin::{ListedName, Listing};
+use leasehold_core::admin::{Check, ListedName, Listing};
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Confirmation, CoreHandle, Event, Extensions, Grant, List,
-    LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Stamp,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, Confirmation, CoreHandle, Event, Grant, LockBackend, NoAdmin,
+    ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Stamp, WatchNames,
 };
-use leasehold_core::{Error, ErrorKind, LockName, Result};
+use leasehold_core::{Error, ErrorKind, FencingToken, LockInfo, LockName, Result};
 
 pub use self::faults::Faults;
 use self::faults::Shared;
@@ -135,25 +135,38 @@ impl<B: LockBackend + ?Sized> LockBackend for Faulty<B> {
         self.inner.capabilities()
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        let mut extensions = self.inner.extensions();
-        extensions.list = extensions.list.map(|_| self as &dyn List);
-        extensions
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(self)
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        self.inner.watch_names()
     }
 }
 
-/// Lists corrupted records as unreadable.
 #[async_trait]
-impl<B: LockBackend + ?Sized> List for Faulty<B> {
+impl<B: LockBackend + ?Sized> Admin for Faulty<B> {
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
+        self.inner.admin().unwrap_or(&NoAdmin).inspect(name).await
+    }
+
+    /// Lists corrupted records as unreadable.
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
-        let list = self.inner.extensions().list.ok_or_else(|| Error::new(ErrorKind::Unsupported, "no list"))?;
-        let mut listing = list.list(prefix, limit).await?;
+        let mut listing = self.inner.admin().unwrap_or(&NoAdmin).list(prefix, limit).await?;
         let readable =
             |name: &ListedName| !matches!(name, ListedName::Whole(name) if self.faults.check_record(name).is_err());
         let (locks, spoilt): (Vec<_>, Vec<_>) = listing.locks.into_iter().partition(|lock| readable(&lock.name));
         listing.locks = locks;
         listing.unreadable.extend(spoilt.into_iter().map(|lock| lock.name));
         Ok(listing)
+    }
+
+    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+        self.inner.admin().unwrap_or(&NoAdmin).break_lock(name, token).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Check>> {
+        self.inner.admin().unwrap_or(&NoAdmin).examine().await
     }
 }
 

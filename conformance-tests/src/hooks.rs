@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use leasehold_core::admin::{Check, Listing};
 use leasehold_core::backend::kit::Attachment;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Event, Extensions, LockBackend, ReleaseOutcome,
-    ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Stamp,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, CoreHandle, Event, LockBackend, NoAdmin, ReleaseOutcome,
+    ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Stamp, WatchNames,
 };
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, ErrorKind, FencingToken, LockInfo, LockName, Result};
 
 use crate::faulty::renew_collected;
 
@@ -43,9 +44,29 @@ pub trait Hooks: Send + Sync + 'static {
         real
     }
 
-    /// [`LockBackend::extensions`].
-    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
-        inner.backend.extensions()
+    /// [`Admin::inspect`].
+    async fn inspect(&self, inner: &Inner, name: &LockName) -> Result<Option<LockInfo>> {
+        inner.admin().inspect(name).await
+    }
+
+    /// [`Admin::list`].
+    async fn list(&self, inner: &Inner, prefix: &str, limit: usize) -> Result<Listing> {
+        inner.admin().list(prefix, limit).await
+    }
+
+    /// [`Admin::break_lock`].
+    async fn break_lock(&self, inner: &Inner, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+        inner.admin().break_lock(name, token).await
+    }
+
+    /// [`Admin::examine`].
+    async fn examine(&self, inner: &Inner) -> Result<Vec<Check>> {
+        inner.admin().examine().await
+    }
+
+    /// [`LockBackend::watch_names`].
+    fn watch_names<'a>(&'a self, inner: &'a Inner) -> Option<&'a dyn WatchNames> {
+        inner.backend.watch_names()
     }
 }
 
@@ -67,6 +88,11 @@ impl Inner {
     /// The time on the client's clock.
     pub fn now(&self) -> Stamp {
         self.core().map_or(Stamp::ZERO, CoreHandle::stamp)
+    }
+
+    /// The backend's functions for operators.
+    pub fn admin(&self) -> &dyn Admin {
+        self.backend.admin().unwrap_or(&NoAdmin)
     }
 
     /// Renews in one call.
@@ -130,7 +156,30 @@ impl<H: Hooks + ?Sized> LockBackend for Hooked<H> {
         self.hooks.capabilities(self.inner.backend.capabilities())
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        self.hooks.extensions(&self.inner)
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(self)
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        self.hooks.watch_names(&self.inner)
+    }
+}
+
+#[async_trait]
+impl<H: Hooks + ?Sized> Admin for Hooked<H> {
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
+        self.hooks.inspect(&self.inner, name).await
+    }
+
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
+        self.hooks.list(&self.inner, prefix, limit).await
+    }
+
+    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+        self.hooks.break_lock(&self.inner, name, token).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Check>> {
+        self.hooks.examine(&self.inner).await
     }
 }

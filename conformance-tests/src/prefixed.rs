@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::admin::Check;
+use leasehold_core::admin::{Check, Listing};
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Break, Capabilities, Claim, CoreHandle, Event, Examine, Extensions, Inspect,
-    LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, WatchGuard, WatchNames,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, Claim, CoreHandle, Event, LockBackend, NoAdmin,
+    ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, WatchGuard, WatchNames,
 };
 use leasehold_core::{FencingToken, LockInfo, LockName, Result};
 
@@ -60,44 +60,38 @@ impl LockBackend for Prefixed {
         self.inner.capabilities()
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        let inner = self.inner.extensions();
-        let mut extensions = Extensions::default();
-        extensions.inspect = inner.inspect.map(|_| self as &dyn Inspect);
-        // Not `list`: a name cannot be recovered from its digest.
-        extensions.break_lock = inner.break_lock.map(|_| self as &dyn Break);
-        extensions.examine = inner.examine.map(|_| self as &dyn Examine);
-        extensions.watch = inner.watch.map(|_| self as &dyn WatchNames);
-        extensions
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(self)
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        self.inner.watch_names().map(|_| self as &dyn WatchNames)
     }
 }
 
-const NOT_OFFERED: &str = "an extension is passed on when the backend has it";
-
 #[async_trait]
-impl Inspect for Prefixed {
+impl Admin for Prefixed {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
-        self.inner.extensions().inspect.expect(NOT_OFFERED).inspect(&prefixed(name)).await
+        self.inner.admin().unwrap_or(&NoAdmin).inspect(&prefixed(name)).await
+    }
+
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
+        // A name cannot be recovered from its digest.
+        NoAdmin.list(prefix, limit).await
+    }
+
+    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+        self.inner.admin().unwrap_or(&NoAdmin).break_lock(&prefixed(name), token).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Check>> {
+        self.inner.admin().unwrap_or(&NoAdmin).examine().await
     }
 }
 
 impl WatchNames for Prefixed {
     fn watch(&self, claim: &Claim) -> WatchGuard {
-        self.inner.extensions().watch.expect(NOT_OFFERED).watch(&below(claim))
-    }
-}
-
-#[async_trait]
-impl Break for Prefixed {
-    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
-        self.inner.extensions().break_lock.expect(NOT_OFFERED).break_lock(&prefixed(name), token).await
-    }
-}
-
-#[async_trait]
-impl Examine for Prefixed {
-    async fn examine(&self) -> Result<Vec<Check>> {
-        self.inner.extensions().examine.expect(NOT_OFFERED).examine().await
+        self.inner.watch_names().map_or_else(WatchGuard::none, |names| names.watch(&below(claim)))
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::admin::{Check, Listing};
-use crate::backend::{Capabilities, LockBackend};
+use crate::backend::{Capabilities, LockBackend, NoAdmin};
 use crate::clock::{Clock, SystemClock};
 use crate::defaults::{DEFAULT_MARGIN_PERCENT, DEFAULT_TTL, DEFAULT_WAIT};
 use crate::entropy::Entropy;
@@ -74,10 +74,7 @@ impl LockClient {
     pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
         let name = LockName::new(name)?;
         self.ask(1, ErrorKind::Unavailable, move |backend| async move {
-            let answer = match backend.extensions().inspect {
-                Some(inspect) => inspect.inspect(&name).await,
-                None => Err(Error::new(ErrorKind::Unsupported, "this backend cannot show who holds a lock")),
-            };
+            let answer = backend.admin().unwrap_or(&NoAdmin).inspect(&name).await;
             answer.map_err(|error| error.during("inspect", &name, backend.capabilities().backend))
         })
         .await
@@ -99,10 +96,7 @@ impl LockClient {
         }
         let prefix = prefix.to_owned();
         self.ask(10, ErrorKind::Unavailable, move |backend| async move {
-            match backend.extensions().list {
-                Some(list) => list.list(&prefix, limit).await,
-                None => Err(Error::new(ErrorKind::Unsupported, "this backend cannot list locks")),
-            }
+            backend.admin().unwrap_or(&NoAdmin).list(&prefix, limit).await
         })
         .await
     }
@@ -122,10 +116,7 @@ impl LockClient {
     pub async fn break_lock(&self, name: impl AsRef<str>, token: FencingToken) -> Result<Option<FencingToken>> {
         let name = LockName::new(name)?;
         self.ask(1, ErrorKind::Indeterminate, move |backend| async move {
-            let answer = match backend.extensions().break_lock {
-                Some(breaks) => breaks.break_lock(&name, token).await,
-                None => Err(Error::new(ErrorKind::Unsupported, "this backend cannot break locks")),
-            };
+            let answer = backend.admin().unwrap_or(&NoAdmin).break_lock(&name, token).await;
             answer.map_err(|error| error.during("break", &name, backend.capabilities().backend))
         })
         .await
@@ -141,15 +132,12 @@ impl LockClient {
     /// Reads only.
     pub async fn examine(&self) -> Result<Vec<Check>> {
         self.ask(3, ErrorKind::Unavailable, move |backend| async move {
-            match backend.extensions().examine {
-                Some(examine) => examine.examine().await,
-                None => Err(Error::new(ErrorKind::Unsupported, "this backend cannot examine its store")),
-            }
+            backend.admin().unwrap_or(&NoAdmin).examine().await
         })
         .await
     }
 
-    /// Calls an extension of the backend, for at most `bounds` call bounds. `silence` is the kind of the error if that
+    /// Calls the backend for an operator, for at most `bounds` call bounds. `silence` is the kind of the error if that
     /// is too short.
     async fn ask<T, F>(
         &self,

@@ -4,8 +4,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Event, Extensions, LockBackend, ReleaseOutcome,
-    ReleaseRequest, RenewReplies, RenewRequest,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, CoreHandle, Event, LockBackend, ReleaseOutcome,
+    ReleaseRequest, RenewReplies, RenewRequest, WatchNames,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{KeeperRuntime, LockClient, Result};
@@ -58,8 +58,12 @@ impl LockBackend for Resyncing {
         self.0.capabilities()
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        self.0.extensions()
+    fn admin(&self) -> Option<&dyn Admin> {
+        self.0.admin()
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        self.0.watch_names()
     }
 }
 

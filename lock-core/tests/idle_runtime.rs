@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
-    RenewReplies, RenewRequest,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, CoreHandle, LockBackend, ReleaseOutcome, ReleaseRequest,
+    RenewReplies, RenewRequest, WatchNames,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{LockClient, LockName, Result};
@@ -44,8 +44,12 @@ impl LockBackend for Slow {
         self.0.capabilities()
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        self.0.extensions()
+    fn admin(&self) -> Option<&dyn Admin> {
+        self.0.admin()
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        self.0.watch_names()
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
-    RenewReplies, RenewRequest,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, CoreHandle, LockBackend, ReleaseOutcome, ReleaseRequest,
+    RenewReplies, RenewRequest, WatchNames,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{ErrorKind, HolderId, KeeperRuntime, LockClient, LockName, LossReason, Result};
@@ -212,8 +212,12 @@ impl LockBackend for Endless {
         it
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        self.0.extensions()
+    fn admin(&self) -> Option<&dyn Admin> {
+        self.0.admin()
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        self.0.watch_names()
     }
 }
 

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use leasehold_core::admin::Listing;
+use leasehold_core::admin::{Check, Listing};
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, Inspect, List, LockBackend, ReleaseOutcome,
-    ReleaseRequest, RenewReplies, RenewRequest, async_trait,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, CoreHandle, LockBackend, NoAdmin, ReleaseOutcome,
+    ReleaseRequest, RenewReplies, RenewRequest, WatchNames, async_trait,
 };
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
 use leasehold_core::{
@@ -159,30 +159,50 @@ impl LockBackend for Slow {
         it
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        let mut it = Extensions::default();
-        it.inspect = Some(self);
-        it.list = Some(self);
-        it
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(self)
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        None
     }
 }
 
 #[async_trait]
-impl Inspect for Slow {
+impl Admin for Slow {
     async fn inspect(&self, _: &LockName) -> Result<Option<LockInfo>> {
         let _note = NoteDrop(self.dropped.clone());
         self.started.store(true, Ordering::SeqCst);
         tokio::time::sleep(self.takes).await;
         Ok(None)
     }
-}
 
-#[async_trait]
-impl List for Slow {
     async fn list(&self, _: &str, _: usize) -> Result<Listing> {
         tokio::time::sleep(self.takes).await;
         Ok(Listing::default())
     }
+
+    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+        NoAdmin.break_lock(name, token).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Check>> {
+        NoAdmin.examine().await
+    }
+}
+
+#[tokio::test]
+async fn what_a_backend_lacks_is_unsupported() {
+    let (name, token) = (LockName::new("job").unwrap(), FencingToken::new(1));
+    let kinds = [
+        kind(NoAdmin.inspect(&name).await),
+        kind(NoAdmin.list("", 1).await),
+        kind(NoAdmin.break_lock(&name, token).await),
+        kind(NoAdmin.examine().await),
+    ];
+    assert_eq!(kinds, [Some(ErrorKind::Unsupported); 4]);
+    let refused = client().examine().await.unwrap_err();
+    assert_eq!(refused.to_string(), "this backend cannot examine its store");
 }
 
 /// An inspection may take 1.25 call bounds, and a list ten times that.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client::{Compare, CompareOp, GetOptions, GetResponse, SortOrder, SortTarget, Txn, TxnOp};
-use leasehold_core::admin::{Listed, ListedName, Listing};
-use leasehold_core::backend::{Break, Inspect, List};
+use leasehold_core::admin::{Check, Listed, ListedName, Listing};
+use leasehold_core::backend::Admin;
 use leasehold_core::{FencingToken, LeaseInfo, LockInfo, LockName, Result};
 use tokio::time::Instant;
 
@@ -191,22 +191,20 @@ async fn state_of(first: &Place, waiters: u64, leases: &mut Leases) -> Result<Lo
 }
 
 #[async_trait]
-impl Inspect for EtcdBackend {
+impl Admin for EtcdBackend {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         self.try_inspect(name).await.map_err(Failure::without_effect)
     }
-}
 
-#[async_trait]
-impl List for EtcdBackend {
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         self.try_list(prefix, limit).await.map_err(Failure::without_effect)
     }
-}
 
-#[async_trait]
-impl Break for EtcdBackend {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         Ok(self.try_break(name, token).await?)
+    }
+
+    async fn examine(&self) -> Result<Vec<Check>> {
+        Ok(self.checks().await)
     }
 }

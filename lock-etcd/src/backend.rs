@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use etcd_client::GetOptions;
 use leasehold_core::backend::kit::lock;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
-    RenewReplies, RenewRequest,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, CoreHandle, LockBackend, ReleaseOutcome, ReleaseRequest,
+    RenewReplies, RenewRequest, WatchNames,
 };
 use leasehold_core::{Error, Result};
 use tokio::task::AbortHandle;
@@ -120,13 +120,12 @@ impl LockBackend for EtcdBackend {
         self.capabilities.clone()
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        let mut extensions = Extensions::default();
-        extensions.inspect = Some(self);
-        extensions.list = Some(self);
-        extensions.break_lock = Some(self);
-        extensions.examine = Some(self);
-        extensions
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(self)
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        None
     }
 }
 

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use leasehold_core::Result;
 use leasehold_core::backend::kit::require_timers;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
-    RenewReplies, RenewRequest,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, CoreHandle, LockBackend, ReleaseOutcome, ReleaseRequest,
+    RenewReplies, RenewRequest, WatchNames,
 };
 
 use crate::SCHEMA;
@@ -102,8 +102,12 @@ impl LockBackend for MySqlBackend {
         self.strategy.capabilities()
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        self.strategy.extensions()
+    fn admin(&self) -> Option<&dyn Admin> {
+        self.strategy.admin()
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        self.strategy.watch_names()
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::admin::{Listed, ListedName, Listing};
-use leasehold_core::backend::{Break, Inspect, List};
+use leasehold_core::admin::{Check, Listed, ListedName, Listing};
+use leasehold_core::backend::Admin;
 use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
 use redis::Cmd;
 use tokio::time::Instant;
@@ -86,7 +86,7 @@ fn decode(seen: Inspected) -> (Option<String>, LockInfo) {
 }
 
 #[async_trait]
-impl Inspect for RedisBackend {
+impl Admin for RedisBackend {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         let (connection, until) = self.connection().await?;
         let inspected = self.inspect_keys(&connection, &[&self.shared.keys.record(name)], until).await?.pop();
@@ -95,10 +95,7 @@ impl Inspect for RedisBackend {
             Err(text) => Err(refused(&text)),
         }
     }
-}
 
-#[async_trait]
-impl List for RedisBackend {
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         let bound = self.shared.bound();
         let end = Instant::now() + bound * LIST_BOUNDS;
@@ -143,10 +140,7 @@ impl List for RedisBackend {
         unreadable.truncate(limit);
         Ok(Listing::new(held, unreadable))
     }
-}
 
-#[async_trait]
-impl Break for RedisBackend {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         let shared = &self.shared;
         let (connection, until) = self.connection().await?;
@@ -157,5 +151,9 @@ impl Break for RedisBackend {
         call.arg(shared.keys.record(name)).arg(shared.common(quarantine.is_none())).arg(token.get());
         let raised = replies::broken(&connection.run(script, &call, until).await?).ok_or(Failure::UnexpectedReply)?;
         Ok(raised.map(FencingToken::new))
+    }
+
+    async fn examine(&self) -> Result<Vec<Check>> {
+        self.checks().await
     }
 }

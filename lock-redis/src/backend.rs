@@ -7,9 +7,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::backend::kit::PerRuntime;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extensions, Grant,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Grant,
     LONGEST_PLACE_TTL, LockBackend, OnContention, ReleaseOutcome, ReleaseRequest, RenewPolicy, RenewReplies,
-    RenewReply, RenewRequest,
+    RenewReply, RenewRequest, WatchNames,
 };
 use leasehold_core::{Error, FencingToken, Result};
 use tokio::runtime::Handle;
@@ -212,13 +212,12 @@ impl LockBackend for RedisBackend {
         self.capabilities.clone()
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        let mut extensions = Extensions::default();
-        extensions.inspect = Some(self);
-        extensions.list = Some(self);
-        extensions.break_lock = Some(self);
-        extensions.examine = Some(self);
-        extensions
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(self)
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        None
     }
 }
 

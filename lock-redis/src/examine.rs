@@ -3,10 +3,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use async_trait::async_trait;
 use leasehold_core::Result;
 use leasehold_core::admin::{Check, CheckStatus};
-use leasehold_core::backend::Examine;
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 
@@ -21,9 +19,8 @@ const NEARLY_FULL: u64 = 90;
 /// Clocks that NTP synchronizes differ by less.
 const FAR_APART: Duration = Duration::from_secs(1);
 
-#[async_trait]
-impl Examine for RedisBackend {
-    async fn examine(&self) -> Result<Vec<Check>> {
+impl RedisBackend {
+    pub(crate) async fn checks(&self) -> Result<Vec<Check>> {
         let (connection, until) = self.connection().await?;
         let info = query(&connection, &["INFO"], until).await?;
         let info = text(&info).ok_or(Failure::UnexpectedReply)?;

@@ -89,11 +89,7 @@ async fn the_minimal_permissions_are_sufficient_and_all_are_needed() {
         {
             return Err(error);
         }
-        leasehold_core::backend::LockBackend::extensions(&*backend.inner)
-            .inspect
-            .unwrap()
-            .inspect(claim("job", 1).name())
-            .await?;
+        leasehold_core::backend::LockBackend::admin(&*backend.inner).unwrap().inspect(claim("job", 1).name()).await?;
         backend.withdraw(&claim("job", 1)).await?;
         tokio::time::timeout(PUSH_TIMEOUT, backend.pushed())
             .await

@@ -81,7 +81,7 @@ async fn a_renewal_shortens_only_on_request() {
     let place = backend.granted(&ann, ms(30_000)).await.confirmation.place;
     let inner = backend.inner.clone();
     let left = || async {
-        let seen = inner.extensions().inspect.unwrap().inspect(&name).await.unwrap().unwrap();
+        let seen = inner.admin().unwrap().inspect(&name).await.unwrap().unwrap();
         seen.holder().map(|lease| lease.ttl_left).unwrap_or_default()
     };
     // A longer one too, so that one call contains both kinds of renewals.
@@ -108,7 +108,7 @@ async fn inspect_shows_the_holder_and_changes_nothing() {
     let backend = server.backend("").await;
     let name = LockName::new("job").unwrap();
     let inner = backend.inner.clone();
-    let inspect = || async { inner.extensions().inspect.unwrap().inspect(&name).await.unwrap() };
+    let inspect = || async { inner.admin().unwrap().inspect(&name).await.unwrap() };
     assert_eq!(inspect().await, None);
 
     let ann = claim("job", 1);

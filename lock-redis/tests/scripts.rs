@@ -49,7 +49,7 @@ async fn tokens_rise_and_are_kept_while_the_clock_is_behind_the_last_one() {
     };
     assert_eq!(next.token.get(), last + 2);
     assert!(kept(&server, "test:{job}").await >= hour + 590_000);
-    let admin = backend.inner.extensions().break_lock.expect("Redis can");
+    let admin = backend.inner.admin().expect("Redis can");
     let raised =
         admin.break_lock(claim("job", 0).name(), FencingToken::new(last + 2)).await.unwrap().expect("it is held");
     assert_eq!(raised.get(), last + 3);

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use leasehold_core::admin::{Check, CheckStatus, Listed, ListedName, Listing};
-use leasehold_core::backend::{Break, Examine, Inspect, List};
+use leasehold_core::backend::Admin;
 use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
 use rusqlite::{Connection, Row, params};
 
@@ -173,7 +173,7 @@ impl SqliteBackend {
 }
 
 #[async_trait]
-impl Inspect for SqliteBackend {
+impl Admin for SqliteBackend {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         let owned = name.clone();
         match self.run(move |store, now| inspect(store.connection(), &owned, now)).await {
@@ -187,19 +187,13 @@ impl Inspect for SqliteBackend {
             seen => seen,
         }
     }
-}
 
-#[async_trait]
-impl List for SqliteBackend {
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         let prefix = prefix.to_owned();
         let listed = self.run_blocking(move |file| read(file, |connection, now| list(connection, &prefix, limit, now)));
         listed.await?.map(Option::unwrap_or_default)
     }
-}
 
-#[async_trait]
-impl Break for SqliteBackend {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         let name = name.clone();
         let raised = self.run(move |store, now| store.break_lease(&name, token, now)).await?;
@@ -208,10 +202,7 @@ impl Break for SqliteBackend {
         }
         Ok(raised)
     }
-}
 
-#[async_trait]
-impl Examine for SqliteBackend {
     async fn examine(&self) -> Result<Vec<Check>> {
         self.run_blocking(examine).await
     }

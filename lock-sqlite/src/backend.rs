@@ -8,9 +8,9 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Extensions, Grant,
-    LockBackend, OnContention, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewPolicy, RenewReplies, RenewReply,
-    RenewRequest, WatchGuard, WatchNames,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Grant, LockBackend,
+    OnContention, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewPolicy, RenewReplies, RenewReply, RenewRequest,
+    WatchGuard, WatchNames,
 };
 use leasehold_core::{Error, Result};
 
@@ -210,14 +210,12 @@ impl LockBackend for SqliteBackend {
         self.capabilities.clone()
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        let mut extensions = Extensions::default();
-        extensions.inspect = Some(self);
-        extensions.list = Some(self);
-        extensions.break_lock = Some(self);
-        extensions.examine = Some(self);
-        extensions.watch = Some(self);
-        extensions
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(self)
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        Some(self)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Administration: inspect a lock, list locks, and break a lease.
 
 use async_trait::async_trait;
-use leasehold_core::admin::{Listed, ListedName, Listing};
-use leasehold_core::backend::{Break, Inspect, List};
+use leasehold_core::admin::{Check, Listed, ListedName, Listing};
+use leasehold_core::backend::Admin;
 use leasehold_core::{FencingToken, LeaseInfo, LockInfo, LockName, Result};
 use tokio::time::Instant;
 
@@ -134,22 +134,20 @@ fn state_of(shown: &Shown) -> Result<LockInfo, Failure> {
 }
 
 #[async_trait]
-impl Inspect for ZkBackend {
+impl Admin for ZkBackend {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         self.try_inspect(name).await.map_err(Failure::without_effect)
     }
-}
 
-#[async_trait]
-impl List for ZkBackend {
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         self.try_list(prefix, limit).await.map_err(Failure::without_effect)
     }
-}
 
-#[async_trait]
-impl Break for ZkBackend {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         Ok(self.try_break(name, token).await?)
+    }
+
+    async fn examine(&self) -> Result<Vec<Check>> {
+        Ok(self.checks().await)
     }
 }

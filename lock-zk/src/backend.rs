@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::backend::kit::SessionPool;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, CoreHandle, Extensions, LockBackend, ReleaseOutcome, ReleaseRequest,
-    RenewReplies, RenewRequest,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, CoreHandle, LockBackend, ReleaseOutcome, ReleaseRequest,
+    RenewReplies, RenewRequest, WatchNames,
 };
 use leasehold_core::{Error, Result};
 use tokio::time::Instant;
@@ -127,13 +127,12 @@ impl LockBackend for ZkBackend {
         self.capabilities.clone()
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        let mut extensions = Extensions::default();
-        extensions.inspect = Some(self);
-        extensions.list = Some(self);
-        extensions.break_lock = Some(self);
-        extensions.examine = Some(self);
-        extensions
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(self)
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        None
     }
 }
 

@@ -3,10 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use leasehold_core::Result;
 use leasehold_core::admin::{Check, CheckStatus};
-use leasehold_core::backend::Examine;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout_at};
@@ -29,9 +26,8 @@ struct Status {
     mode: String,
 }
 
-#[async_trait]
-impl Examine for ZkBackend {
-    async fn examine(&self) -> Result<Vec<Check>> {
+impl ZkBackend {
+    pub(crate) async fn checks(&self) -> Vec<Check> {
         let (shared, until) = (&self.inner.shared, self.inner.shared.until());
         let addresses = &shared.target.addresses;
         let mut checks = vec![Check::new("server", addresses.join(", "), CheckStatus::Ok)];
@@ -58,7 +54,7 @@ impl Examine for ZkBackend {
             Err(failure) => Check::failed("session limits", &failure.without_effect()),
         });
         checks.push(self.root(shared.until()).await);
-        Ok(checks)
+        checks
     }
 }
 

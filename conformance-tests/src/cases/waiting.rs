@@ -149,7 +149,7 @@ pub async fn a_lost_push_costs_time_only(fixture: &dyn Fixture) {
 /// guard is dropped.
 pub async fn a_watch_reports_once(fixture: &dyn Fixture) {
     let (ann, bob) = (Direct::warm(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
-    let Some(names) = bob.backend().extensions().watch else {
+    let Some(names) = bob.backend().watch_names() else {
         return fixture.empty("its clients watch no names");
     };
     fixture.connected().await;

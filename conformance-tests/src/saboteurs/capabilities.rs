@@ -6,8 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::admin::{Check, CheckStatus, Listing};
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Break, Capabilities, Examine, Extensions, Inspect, List, LossNotice, StoreClock,
-    TtlScope, Waiting,
+    AcquireOutcome, AcquireRequest, Capabilities, LossNotice, StoreClock, TtlScope, Waiting,
 };
 use leasehold_core::{Error, FencingToken, LockInfo, LockName, Result};
 
@@ -123,42 +122,21 @@ impl Hooks for ShortensLongTtls {
     }
 }
 
-impl Hooks for ShowsNothing {
-    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
-        let mut extensions = inner.backend.extensions();
-        extensions.inspect = Some(self);
-        extensions.list = Some(self);
-        extensions
-    }
-}
-
 #[async_trait]
-impl Inspect for ShowsNothing {
-    async fn inspect(&self, _: &LockName) -> Result<Option<LockInfo>> {
+impl Hooks for ShowsNothing {
+    async fn inspect(&self, _: &Inner, _: &LockName) -> Result<Option<LockInfo>> {
         Ok(None)
     }
-}
 
-#[async_trait]
-impl List for ShowsNothing {
-    async fn list(&self, _: &str, _: usize) -> Result<Listing> {
+    async fn list(&self, _: &Inner, _: &str, _: usize) -> Result<Listing> {
         Ok(Listing::default())
     }
 }
 
-impl Hooks for ShowsAFreshLease {
-    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
-        let mut extensions = inner.backend.extensions();
-        extensions.inspect = Some(inner);
-        extensions
-    }
-}
-
 #[async_trait]
-impl Inspect for Inner {
-    async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
-        let Some(inspect) = self.backend.extensions().inspect else { return Ok(None) };
-        let mut seen = inspect.inspect(name).await?;
+impl Hooks for ShowsAFreshLease {
+    async fn inspect(&self, inner: &Inner, name: &LockName) -> Result<Option<LockInfo>> {
+        let mut seen = inner.admin().inspect(name).await?;
         for lease in seen.iter_mut().flat_map(|seen| &mut seen.holders) {
             lease.ttl_left += Duration::from_secs(1);
         }
@@ -166,59 +144,31 @@ impl Inspect for Inner {
     }
 }
 
+#[async_trait]
+impl Hooks for ListsByPattern {
+    /// Lists like `LIKE prefix%`: it ignores case, `_` matches any character and `%` any number of them.
+    async fn list(&self, inner: &Inner, prefix: &str, limit: usize) -> Result<Listing> {
+        let mut all = inner.admin().list("", usize::MAX).await?.locks;
+        all.retain(|lock| is_like(&prefix.to_lowercase(), &lock.name.to_string().to_lowercase()));
+        all.truncate(limit);
+        Ok(Listing::new(all, Vec::new()))
+    }
+}
+
+#[async_trait]
 impl Hooks for BreaksByName {
-    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
-        let mut extensions = inner.backend.extensions();
-        extensions.break_lock = Some(inner);
-        extensions
-    }
-}
-
-impl Hooks for FailsEveryExamination {
-    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
-        let mut extensions = inner.backend.extensions();
-        extensions.examine = Some(self);
-        extensions
-    }
-}
-
-#[async_trait]
-impl Examine for FailsEveryExamination {
-    async fn examine(&self) -> Result<Vec<Check>> {
-        Ok(vec![Check::new("store", "is there", CheckStatus::Error("injected: use another store".to_owned()))])
-    }
-}
-
-#[async_trait]
-impl Break for Inner {
-    async fn break_lock(&self, name: &LockName, _: FencingToken) -> Result<Option<FencingToken>> {
-        let extensions = self.backend.extensions();
-        let (Some(inspect), Some(breaks)) = (extensions.inspect, extensions.break_lock) else { return Ok(None) };
-        let lease = inspect.inspect(name).await?.and_then(|seen| seen.holder().cloned());
-        match lease {
-            Some(lease) => breaks.break_lock(name, lease.token).await,
+    async fn break_lock(&self, inner: &Inner, name: &LockName, _: FencingToken) -> Result<Option<FencingToken>> {
+        match inner.admin().inspect(name).await?.as_ref().and_then(LockInfo::holder) {
+            Some(lease) => inner.admin().break_lock(name, lease.token).await,
             None => Ok(None),
         }
     }
 }
 
-impl Hooks for ListsByPattern {
-    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
-        let mut extensions = inner.backend.extensions();
-        extensions.list = Some(inner);
-        extensions
-    }
-}
-
-/// Lists like `LIKE prefix%`: it ignores case, `_` matches any character and `%` any number of them.
 #[async_trait]
-impl List for Inner {
-    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
-        let Some(list) = self.backend.extensions().list else { return Ok(Listing::default()) };
-        let mut all = list.list("", usize::MAX).await?.locks;
-        all.retain(|lock| is_like(&prefix.to_lowercase(), &lock.name.to_string().to_lowercase()));
-        all.truncate(limit);
-        Ok(Listing::new(all, Vec::new()))
+impl Hooks for FailsEveryExamination {
+    async fn examine(&self, _: &Inner) -> Result<Vec<Check>> {
+        Ok(vec![Check::new("store", "is there", CheckStatus::Error("injected: use another store".to_owned()))])
     }
 }
 

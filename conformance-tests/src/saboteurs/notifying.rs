@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Claim, CoreHandle, Event, Extensions, OnContention, OwnerToken,
-    ReleaseOutcome, ReleaseRequest, Waiting, WatchGuard, WatchNames,
+    AcquireOutcome, AcquireRequest, Capabilities, Claim, CoreHandle, Event, OnContention, OwnerToken, ReleaseOutcome,
+    ReleaseRequest, Waiting, WatchGuard, WatchNames,
 };
 use leasehold_core::{LockName, Result};
 
@@ -136,10 +136,8 @@ impl<M: Mistake> Hooks for Notifying<M> {
         claimed
     }
 
-    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
-        let mut extensions = inner.backend.extensions();
-        extensions.watch = Some(self);
-        extensions
+    fn watch_names<'a>(&'a self, _: &'a Inner) -> Option<&'a dyn WatchNames> {
+        Some(self)
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Delivery, Event, Extensions, OwnerToken,
-    ReleaseOutcome, ReleaseRequest, RenewReply, RenewRequest, WatchGuard, WatchNames,
+    AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Delivery, Event, OwnerToken, ReleaseOutcome,
+    ReleaseRequest, RenewReply, RenewRequest, WatchGuard, WatchNames,
 };
 use leasehold_core::{ErrorKind, FencingToken, LockName, Result};
 
@@ -42,10 +42,8 @@ impl Hooks for PushesNothing {
 }
 
 impl Hooks for WatchesNothing {
-    fn extensions<'a>(&'a self, inner: &'a Inner) -> Extensions<'a> {
-        let mut extensions = inner.backend.extensions();
-        extensions.watch = Some(self);
-        extensions
+    fn watch_names<'a>(&'a self, _: &'a Inner) -> Option<&'a dyn WatchNames> {
+        Some(self)
     }
 }
 

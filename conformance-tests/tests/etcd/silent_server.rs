@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::etcd::EtcdBackend;
 use leasehold_conformance::harness::{Fault, FaultProxy, Reach};
 use leasehold_conformance::{DEADLINE, run};
-use leasehold_core::backend::{Extensions, LockBackend as _};
+use leasehold_core::backend::LockBackend as _;
 use leasehold_core::{ErrorKind, FencingToken, LockClient, LockName};
 use leasehold_test_servers::EtcdSettings;
 
@@ -16,27 +16,25 @@ use super::forgetful_path::{PAUSE, costs_a_moment_and_no_call};
 /// The default bound of a call, and the work around it.
 const BOUND: Duration = Duration::from_millis(1300);
 
-async fn administer(extensions: Extensions<'_>) {
-    let name = LockName::new("x").expect("a name");
-    let (inspect, list) = (extensions.inspect.expect("inspect"), extensions.list.expect("list"));
-    let (breaks, examine) = (extensions.break_lock.expect("break"), extensions.examine.expect("examine"));
+async fn administer(backend: &EtcdBackend) {
+    let (name, admin) = (LockName::new("x").expect("a name"), backend.admin().expect("supported"));
 
     let stopwatch = Stopwatch::start();
-    let error = inspect.inspect(&name).await.expect_err("no reply");
+    let error = admin.inspect(&name).await.expect_err("no reply");
     stopwatch.within(BOUND, "inspect");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
 
     let stopwatch = Stopwatch::start();
-    let error = list.list("", 10).await.expect_err("no reply");
+    let error = admin.list("", 10).await.expect_err("no reply");
     stopwatch.within(BOUND, "list");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
 
     let stopwatch = Stopwatch::start();
-    breaks.break_lock(&name, FencingToken::new(7)).await.expect_err("no reply");
+    admin.break_lock(&name, FencingToken::new(7)).await.expect_err("no reply");
     stopwatch.within(BOUND, "break");
 
     let stopwatch = Stopwatch::start();
-    let checks = examine.examine().await.expect("checks");
+    let checks = admin.examine().await.expect("checks");
     stopwatch.within(BOUND, "examine");
     assert!(checks.len() > 1, "{checks:?}");
 }
@@ -47,14 +45,14 @@ fn each_call_of_an_operator_has_one_bound() {
         // A server that has never replied.
         let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("etcd://{}/", silent.local_addr().expect("an address"));
-        administer(EtcdBackend::connect_lazy(&url).expect("a backend").extensions()).await;
+        administer(&EtcdBackend::connect_lazy(&url).expect("a backend")).await;
 
         // A server that has replied before.
         let server = EtcdSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
         let proxy = FaultProxy::start(server.addr()).expect("a proxy");
         let backend = EtcdBackend::connect(&format!("etcd://{}/", proxy.addr())).await.expect("a backend");
         proxy.apply(Fault::DropTraffic);
-        administer(backend.extensions()).await;
+        administer(&backend).await;
     });
 }
 

@@ -90,7 +90,7 @@ fn doctor_names_the_limit() {
     run(DEADLINE, || async {
         let check = async |server: &EtcdServer| -> Check {
             let backend = backend(server.addr()).await;
-            let checks = backend.extensions().examine.expect("it examines").examine().await.expect("checks");
+            let checks = backend.admin().expect("it examines").examine().await.expect("checks");
             checks.into_iter().find(|check| check.about == "transactions").expect("a check of transactions")
         };
         for (operations, found) in [(128, "128 operations or more"), (100, "100 operations"), (FEWEST, "5 operations")]

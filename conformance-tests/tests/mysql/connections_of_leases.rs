@@ -199,8 +199,8 @@ fn a_withdrawal_ends_the_connections_of_earlier_attempts() {
             "the first connection has the row, and the second waits"
         );
         // Its connections for calls are broken too.
-        let inspect = || ann.backend().extensions().inspect.expect("supported");
-        while inspect().inspect(claim.name()).await.is_err() {}
+        let admin = ann.backend().admin().expect("supported");
+        while admin.inspect(claim.name()).await.is_err() {}
         while ann.release(&claim, Delivery::InDoubt).await.is_err() {}
         let server = fixture.server();
         assert_eq!(Stored(&*server).transactions(), 0, "a connection of the claim still has a transaction");

@@ -76,7 +76,7 @@ fn name(text: &str) -> LockName {
 
 /// Runs the call for `claim`, or about the lock of `held`.
 async fn run(call: Call, ann: &Direct, claim: &Claim, held: &Claim) {
-    let extensions = ann.backend().extensions();
+    let admin = ann.backend().admin().expect("supported");
     let renewal = RenewRequest::new(held.clone(), leasehold_core::backend::PlaceNumber::NONE, TTL);
     match call {
         Call::Acquire | Call::AcquireHeld => drop(ann.acquire(claim, TTL).await),
@@ -84,13 +84,13 @@ async fn run(call: Call, ann: &Direct, claim: &Claim, held: &Claim) {
         Call::Renew => drop(ann.renew(renewal).await),
         Call::Release => drop(ann.release(held, Delivery::Confirmed).await),
         Call::Withdraw => drop(ann.release(held, Delivery::InDoubt).await),
-        Call::Inspect => drop(extensions.inspect.expect("supported").inspect(held.name()).await),
-        Call::List => drop(extensions.list.expect("supported").list("", 10).await),
+        Call::Inspect => drop(admin.inspect(held.name()).await),
+        Call::List => drop(admin.list("", 10).await),
         Call::Break => {
             let token = leasehold_core::FencingToken::new(1);
-            drop(extensions.break_lock.expect("supported").break_lock(held.name(), token).await);
+            drop(admin.break_lock(held.name(), token).await);
         }
-        Call::Examine => drop(extensions.examine.expect("supported").examine().await),
+        Call::Examine => drop(admin.examine().await),
     }
 }
 
@@ -112,7 +112,7 @@ async fn has_the_right_replies(ann: &Direct, bob: &Direct, what: &str) {
     let renewal = RenewRequest::new(first.clone(), grant.confirmation.place, TTL);
     let renewed = ann.renew(renewal).await;
     assert!(matches!(renewed, RenewReply::Renewed(_)), "{what}: {renewed:?}");
-    let seen = ann.backend().extensions().inspect.expect("supported").inspect(&name).await;
+    let seen = ann.backend().admin().expect("supported").inspect(&name).await;
     let seen = seen.unwrap_or_else(|error| panic!("{what}: {error:?}")).expect("it is held");
     assert_eq!(seen.holder().map(|lease| lease.token), Some(grant.token), "{what}");
     let released = ann.release(&first, Delivery::Confirmed).await;

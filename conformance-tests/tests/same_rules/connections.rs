@@ -292,7 +292,7 @@ impl<'a> Sequence<'a> {
         for client in [&self.pair.memory[0], &self.pair.clients[0]] {
             let token = inspect(client, &name).await.and_then(|info| info.holder().map(|lease| lease.token));
             let token = token.ok_or("a lock is held in one store only")?;
-            let broken = client.backend().extensions().break_lock.expect("both support it").break_lock(&name, token);
+            let broken = client.backend().admin().expect("both support it").break_lock(&name, token);
             raised.push(broken.await.map_err(|error| format!("break: {error:?}"))?);
         }
         self.log.push(format!("the lease of {} is broken", who(&claim)));

@@ -452,8 +452,8 @@ impl<'a> Sequence<'a> {
 }
 
 pub(super) async fn inspect(client: &Direct, name: &LockName) -> Option<LockInfo> {
-    let inspect = client.backend().extensions().inspect.expect("both support inspection");
-    inspect.inspect(name).await.unwrap_or_else(|error| panic!("inspect fails: {error:?}"))
+    let admin = client.backend().admin().expect("both support inspection");
+    admin.inspect(name).await.unwrap_or_else(|error| panic!("inspect fails: {error:?}"))
 }
 
 pub(super) fn who(claim: &Claim) -> String {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use leasehold_core::backend::kit::{Attachment, Watches};
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event, Extensions, Grant,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event, Grant,
     LeaseKind, LockBackend, LossNotice, OwnerToken, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies,
     RenewReply, RenewRequest, Restart, Scope, Stamp, StoreClock, TtlScope, WITHDRAWN_TTL, Waiting, WatchGuard,
     WatchNames,
@@ -256,10 +256,12 @@ impl LockBackend for SessionBackend {
         it
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        let mut extensions = Extensions::default();
-        extensions.watch = Some(self);
-        extensions
+    fn admin(&self) -> Option<&dyn Admin> {
+        None
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        Some(self)
     }
 }
 

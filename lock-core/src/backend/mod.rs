@@ -2,10 +2,10 @@
 
 #![doc = include_str!("invariants.md")]
 
+mod admin;
 mod capabilities;
 mod claim;
 mod core_handle;
-mod extensions;
 mod grant;
 pub mod kit;
 mod renewal;
@@ -23,17 +23,17 @@ pub use async_trait::async_trait;
 #[doc(no_inline)]
 pub use tokio;
 
+pub use self::admin::{Admin, NoAdmin};
 pub use self::capabilities::{Capabilities, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting};
 pub use self::claim::Claim;
 pub use self::core_handle::{CoreHandle, Event};
-pub use self::extensions::{Break, Examine, Extensions, Inspect, List};
 pub use self::grant::{AcquireOutcome, Confirmation, Grant, PlaceNumber, ReleaseOutcome};
 pub use self::renewal::{RenewReplies, RenewReply};
 pub use self::requests::{
     AcquireRequest, Delivery, LeaseKind, Mode, OnContention, ReleaseRequest, RenewPolicy, RenewRequest,
 };
 pub use self::watch::{WatchGuard, WatchNames};
-/// What [`List`] and [`Examine`] return.
+/// What [`Admin`] returns.
 #[doc(no_inline)]
 pub use crate::admin::{Check, CheckStatus, Listed, ListedName, Listing};
 pub use crate::clock::{Clock, Stamp, SystemClock};
@@ -104,8 +104,11 @@ pub trait LockBackend: Send + Sync + 'static {
     /// What this backend promises. Constant once it is attached.
     fn capabilities(&self) -> Capabilities;
 
-    /// The optional functions of this backend.
-    fn extensions(&self) -> Extensions<'_>;
+    /// The functions for operators. `None`: the backend has none.
+    fn admin(&self) -> Option<&dyn Admin>;
+
+    /// Reports when a lock may be free. `None`: the backend watches no names.
+    fn watch_names(&self) -> Option<&dyn WatchNames>;
 }
 
 #[async_trait]
@@ -130,7 +133,11 @@ impl<B: LockBackend + ?Sized> LockBackend for Arc<B> {
         (**self).capabilities()
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        (**self).extensions()
+    fn admin(&self) -> Option<&dyn Admin> {
+        (**self).admin()
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        (**self).watch_names()
     }
 }

@@ -257,7 +257,7 @@ impl LeaseKeeper {
 
     /// Asks the backend to report when the lock of a waiting claim may be free.
     fn watch(&self, claim: &Claim) {
-        let Some(names) = self.backend.extensions().watch else { return };
+        let Some(names) = self.backend.watch_names() else { return };
         let mut watch = Some(names.watch(claim));
         if let Some(queue) = Self::queue_of(&mut lock(&self.state), claim) {
             watch = std::mem::replace(&mut queue.watch, watch);

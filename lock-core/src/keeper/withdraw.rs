@@ -135,8 +135,8 @@ impl LeaseKeeper {
     /// Whether the store shows that the grant with this token is the last one and was not broken. A store that keeps
     /// nothing of a free lock cannot show it.
     async fn is_last_grant(&self, claim: &Claim, token: FencingToken) -> bool {
-        let Some(inspect) = self.backend.extensions().inspect else { return false };
-        let info = tokio::time::timeout(self.call_bound(), inspect.inspect(claim.name())).await;
+        let Some(admin) = self.backend.admin() else { return false };
+        let info = tokio::time::timeout(self.call_bound(), admin.inspect(claim.name())).await;
         matches!(info, Ok(Ok(Some(info))) if info.last_token == Some(token))
     }
 

@@ -7,12 +7,12 @@ use async_trait::async_trait;
 
 use super::record::ClaimState;
 use super::store::{Line, MemoryStore};
-use crate::admin::Listing;
+use crate::admin::{Check, Listing};
 use crate::backend::kit::Attachment;
 use crate::backend::{
-    AcquireOutcome, AcquireRequest, Break, Capabilities, Confirmation, CoreHandle, Extensions, Grant, Inspect,
-    LONGEST_PLACE_TTL, List, LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest,
-    Scope, StoreClock, Waiting,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, Confirmation, CoreHandle, Grant, LONGEST_PLACE_TTL,
+    LockBackend, NoAdmin, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Scope, StoreClock,
+    Waiting, WatchNames,
 };
 use crate::clock::Stamp;
 use crate::error::{Error, Result};
@@ -100,29 +100,31 @@ impl LockBackend for MemoryBackend {
         }
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        Extensions { inspect: Some(self), list: Some(self), break_lock: Some(self), ..Extensions::default() }
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(self)
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        None
     }
 }
 
 #[async_trait]
-impl Inspect for MemoryBackend {
+impl Admin for MemoryBackend {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         Ok(self.store.inspect(name))
     }
-}
 
-#[async_trait]
-impl List for MemoryBackend {
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         Ok(Listing::new(self.store.list(prefix, limit), Vec::new()))
     }
-}
 
-#[async_trait]
-impl Break for MemoryBackend {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         Ok(self.store.break_lock(name, token))
+    }
+
+    async fn examine(&self) -> Result<Vec<Check>> {
+        NoAdmin.examine().await
     }
 }
 

@@ -7,10 +7,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use leasehold_core::admin::{Check, Listing};
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Claim, Clock, Confirmation, CoreHandle, Delivery, Event, Extensions,
-    Grant, Inspect, LockBackend, Mode, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply,
-    RenewRequest, Stamp, TtlScope,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, Claim, Clock, Confirmation, CoreHandle, Delivery, Event,
+    Grant, LockBackend, Mode, NoAdmin, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply,
+    RenewRequest, Stamp, TtlScope, WatchNames,
 };
 use leasehold_core::{
     Error, ErrorKind, FencingToken, KeeperRuntime, LockClient, LockGuard, LockInfo, LockName, Result,
@@ -95,17 +96,31 @@ impl LockBackend for Scripted {
         it
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        let mut extensions = Extensions::default();
-        extensions.inspect = Some(self);
-        extensions
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(self)
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        None
     }
 }
 
 #[async_trait]
-impl Inspect for Scripted {
+impl Admin for Scripted {
     async fn inspect(&self, _: &LockName) -> Result<Option<LockInfo>> {
         Ok(Some(LockInfo::new(*self.last_token.lock().unwrap(), Vec::new(), None)))
+    }
+
+    async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
+        NoAdmin.list(prefix, limit).await
+    }
+
+    async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
+        NoAdmin.break_lock(name, token).await
+    }
+
+    async fn examine(&self) -> Result<Vec<Check>> {
+        NoAdmin.examine().await
     }
 }
 

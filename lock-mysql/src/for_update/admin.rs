@@ -1,8 +1,8 @@
 //! Administration: inspect a lock, list locks, and break a lease.
 
 use async_trait::async_trait;
-use leasehold_core::admin::{Listed, ListedName, Listing};
-use leasehold_core::backend::{Break, Inspect, List};
+use leasehold_core::admin::{Check, Listed, ListedName, Listing};
+use leasehold_core::backend::Admin;
 use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
 use sqlx::mysql::MySqlRow;
 use tokio::time::Instant;
@@ -12,6 +12,7 @@ use super::connection::Endpoint;
 use super::fences;
 use super::statements::{self, KEEP_TOKEN, RAISE_TOKEN, Statements};
 use crate::errors::{Failure, other_format};
+use crate::examine::examine;
 use crate::sql::{duration, get};
 use crate::strategy;
 
@@ -113,22 +114,20 @@ impl ForUpdate {
 }
 
 #[async_trait]
-impl Inspect for ForUpdate {
+impl Admin for ForUpdate {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         self.try_inspect(name).await.map_err(Failure::without_effect)
     }
-}
 
-#[async_trait]
-impl List for ForUpdate {
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         self.try_list(prefix, limit).await.map_err(Failure::without_effect)
     }
-}
 
-#[async_trait]
-impl Break for ForUpdate {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         Ok(self.try_break(name, token).await?)
+    }
+
+    async fn examine(&self) -> Result<Vec<Check>> {
+        Ok(examine(&self.connections.shared, statements::COUNT).await)
     }
 }

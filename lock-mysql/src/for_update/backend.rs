@@ -5,11 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::admin::Check;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Confirmation, CoreHandle, Delivery, Examine, Extensions, Grant,
-    LONGEST_PLACE_TTL, LockBackend, OnContention, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies,
-    RenewReply, RenewRequest, Restart, Stamp, StoreClock, TtlScope, Waiting,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, Confirmation, CoreHandle, Delivery, Grant, LONGEST_PLACE_TTL,
+    LockBackend, OnContention, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest,
+    Restart, Stamp, StoreClock, TtlScope, Waiting, WatchNames,
 };
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -17,11 +16,10 @@ use tokio::time::{Instant, timeout_at};
 
 use super::fences;
 use super::slot::{Command, Handle, Ownership, Phase, Slot};
-use super::statements::{COUNT, Kill, LEASES, Statements};
+use super::statements::{Kill, LEASES, Statements};
 use super::task::{Request, Task};
 use crate::connections::{Connections, Pools};
 use crate::errors::{BACKEND, Failure, no_connection};
-use crate::examine::examine;
 use crate::maintenance::Maintenance;
 use crate::pool::Limit;
 
@@ -293,13 +291,12 @@ impl LockBackend for ForUpdate {
         it
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        let mut extensions = Extensions::default();
-        extensions.inspect = Some(self);
-        extensions.list = Some(self);
-        extensions.break_lock = Some(self);
-        extensions.examine = Some(self);
-        extensions
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(self)
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        None
     }
 }
 
@@ -334,13 +331,6 @@ async fn released(handle: &Handle, until: Instant) -> Result<ReleaseOutcome> {
 
 fn ended() -> Error {
     Error::new(ErrorKind::Lost, "the lease ended with its connection")
-}
-
-#[async_trait]
-impl Examine for ForUpdate {
-    async fn examine(&self) -> Result<Vec<Check>> {
-        Ok(examine(&self.connections.shared, COUNT).await)
-    }
 }
 
 const CUT: &str = "the connection of a lease breaks, or somebody ends it: the server grants the lock to the next claim \

@@ -1,14 +1,15 @@
 //! Administration: inspect a lock, list locks, and break a lease.
 
 use async_trait::async_trait;
-use leasehold_core::admin::{Listed, ListedName, Listing};
-use leasehold_core::backend::{Break, Inspect, List};
+use leasehold_core::admin::{Check, Listed, ListedName, Listing};
+use leasehold_core::backend::Admin;
 use leasehold_core::{FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
 use sqlx::mysql::MySqlRow;
 
 use crate::errors::{Failure, other_format};
+use crate::examine::examine;
 use crate::row::backend::RowLease;
-use crate::row::statements::{BREAK, INSPECT, IS_READABLE, LIST, LIST_UNREADABLE};
+use crate::row::statements::{BREAK, COUNT, INSPECT, IS_READABLE, LIST, LIST_UNREADABLE};
 use crate::sql::{bytes, duration, get};
 use crate::strategy;
 
@@ -70,22 +71,20 @@ impl RowLease {
 }
 
 #[async_trait]
-impl Inspect for RowLease {
+impl Admin for RowLease {
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>> {
         self.try_inspect(name).await.map_err(Failure::without_effect)
     }
-}
 
-#[async_trait]
-impl List for RowLease {
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         self.try_list(prefix, limit).await.map_err(Failure::without_effect)
     }
-}
 
-#[async_trait]
-impl Break for RowLease {
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>> {
         Ok(self.try_break(name, token).await?)
+    }
+
+    async fn examine(&self) -> Result<Vec<Check>> {
+        Ok(examine(&self.rows.connections.shared, COUNT).await)
     }
 }

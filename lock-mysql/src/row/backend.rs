@@ -4,23 +4,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::admin::Check;
 use leasehold_core::backend::kit::OnRestart;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Examine, Extensions,
-    Grant, LockBackend, PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, Restart, StoreClock,
-    Waiting, WatchGuard, WatchNames,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Grant, LockBackend,
+    PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, Restart, StoreClock, Waiting, WatchGuard,
+    WatchNames,
 };
 use leasehold_core::{Error, Result};
 use tokio::time::Instant;
 
 use crate::connections::Connections;
 use crate::errors::BACKEND;
-use crate::examine::examine;
 use crate::maintenance::Maintenance;
 use crate::row::renewal::Renewals;
 use crate::row::rows::{Acquired, Rows};
-use crate::row::statements::{COUNT, RENEW_ROWS};
+use crate::row::statements::RENEW_ROWS;
 use crate::row::wakeup;
 use crate::row::watcher::Watcher;
 
@@ -131,21 +129,12 @@ impl LockBackend for RowLease {
         it
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        let mut extensions = Extensions::default();
-        extensions.inspect = Some(self);
-        extensions.list = Some(self);
-        extensions.break_lock = Some(self);
-        extensions.examine = Some(self);
-        extensions.watch = Some(self);
-        extensions
+    fn admin(&self) -> Option<&dyn Admin> {
+        Some(self)
     }
-}
 
-#[async_trait]
-impl Examine for RowLease {
-    async fn examine(&self) -> Result<Vec<Check>> {
-        Ok(examine(&self.rows.connections.shared, COUNT).await)
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        Some(self)
     }
 }
 

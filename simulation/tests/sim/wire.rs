@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_core::backend::kit::Attachment;
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event, Extensions, Grant,
-    LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Stamp,
+    AcquireOutcome, AcquireRequest, Admin, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Event, Grant,
+    LockBackend, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewReply, RenewRequest, Stamp, WatchNames,
 };
 use leasehold_core::memory::MemoryBackend;
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
@@ -294,8 +294,12 @@ impl LockBackend for Wire {
         capabilities
     }
 
-    fn extensions(&self) -> Extensions<'_> {
-        self.inner.extensions()
+    fn admin(&self) -> Option<&dyn Admin> {
+        self.inner.admin()
+    }
+
+    fn watch_names(&self) -> Option<&dyn WatchNames> {
+        self.inner.watch_names()
     }
 }
 
