@@ -64,11 +64,14 @@ pub(crate) async fn operator(fixture: &dyn Fixture) -> LockClient {
     build(fixture.tune(LockClient::builder(fixture.operator().await).ttl(fixture.ttl())))
 }
 
-/// The reply to an operator, which must not fail. `None` if the backend does not have this function, and says so.
+/// The reply to an operator, which must not fail. `None` if the backend lacks this function, and fails as `NoAdmin` does:
+/// another `Unsupported`, about a record for example, is a failure.
 #[track_caller]
 pub(crate) fn offered<T>(what: &str, reply: Result<T>) -> Option<T> {
+    let is_lacking =
+        |error: &Error| error.kind() == ErrorKind::Unsupported && error.to_string().contains("this backend cannot ");
     match reply {
-        Err(error) if error.kind() == ErrorKind::Unsupported => None,
+        Err(error) if is_lacking(&error) => None,
         reply => Some(reply.expect(what)),
     }
 }

@@ -15,21 +15,21 @@ pub trait Admin: Send + Sync {
     /// The state of a lock as the store sees it. `None` if the store has no record of the lock. Only reads.
     async fn inspect(&self, name: &LockName) -> Result<Option<LockInfo>>;
 
-    /// The locks whose names begin with `prefix`, those that are held first, otherwise in any order; at most `limit` and
-    /// [`Listing::MAX`]. Also names the records that the backend cannot read. The backend reads in steps that block no other client, so
-    /// the states are of different moments. Ends within ten call bounds.
+    /// The locks whose names begin with `prefix`, those that are held first, otherwise in any order; at most `limit`,
+    /// which lock-core bounds by [`Listing::MAX`]. Also names the records that the backend cannot read. The backend reads
+    /// in steps that block no other client, so the states are of different moments. Ends within ten call bounds.
     async fn list(&self, prefix: &str, limit: usize) -> Result<Listing>;
 
-    /// Ends the current lease if its token is `token`, so that an operator ends the lease that was inspected, and not the next one by
-    /// mistake. Raises the token and returns the raised one. Then the lock is free, or its oldest waiter holds it with a token that is
-    /// higher still. `None`: that lease had ended, and nothing was changed.
+    /// Ends the current lease if its token is `token`, so that an operator ends the lease that was inspected, and not the
+    /// next one by mistake. Raises the token and returns the raised one. Then the lock is free, or its oldest waiter holds
+    /// it with a token that is higher still. `None`: that lease had ended, and nothing was changed.
     ///
-    /// The old holder learns of it with its next renewal and may continue to write until then. To prevent that, send the raised token
-    /// to the protected resource.
+    /// The old holder learns of it with its next renewal and may continue to write until then. To prevent that, send the
+    /// raised token to the protected resource.
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>>;
 
-    /// Checks the version, settings and state of the store. Only reads, and ends within three call bounds. If the user may not read
-    /// something, a check says so, and the call does not fail.
+    /// Checks the version, settings and state of the store. Only reads, and ends within three call bounds. If the user may
+    /// not read something, a check says so, and the call does not fail.
     async fn examine(&self) -> Result<Vec<Check>>;
 }
 
