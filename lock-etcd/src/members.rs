@@ -3,9 +3,12 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use leasehold_core::backend::kit::TlsFiles;
 use leasehold_core::{Error, Result};
 use tokio::time::Instant;
 use tonic::transport::Endpoint;
+
+use crate::errors::BACKEND;
 
 /// The server closes a connection with more frequent pings, or with pings while no request is in flight.
 const PING_INTERVAL: Duration = Duration::from_secs(6);
@@ -22,21 +25,7 @@ pub(crate) struct Member {
     /// Host and port, for errors and logs.
     pub(crate) address: String,
     endpoint: Endpoint,
-    files: Option<TlsFiles>,
-}
-
-/// The files that a URL names.
-#[derive(Clone, Default)]
-pub(crate) struct TlsFiles {
-    pub(crate) ca: Option<String>,
-    pub(crate) cert: Option<String>,
-    pub(crate) key: Option<String>,
-}
-
-impl TlsFiles {
-    pub(crate) fn is_any(&self) -> bool {
-        self.ca.is_some() || self.cert.is_some() || self.key.is_some()
-    }
+    files: TlsFiles,
 }
 
 impl Member {
@@ -55,21 +44,16 @@ impl Member {
             .tcp_keepalive(Some(KEEPALIVE))
             .tcp_keepalive_interval(Some(KEEPALIVE / 3))
             .tcp_keepalive_retries(Some(KEEPALIVE_RETRIES));
-        Ok(Self { address, endpoint, files: tls.filter(|files| files.is_any()).cloned() })
+        Ok(Self { address, endpoint, files: tls.cloned().unwrap_or_default() })
     }
 
     /// How to connect by `until`. A connection whose ping has no reply for `silence` counts as broken.
     pub(crate) async fn endpoint(&self, until: Instant, silence: Duration) -> Endpoint {
-        let endpoint = self.reload().await.unwrap_or_else(|| self.endpoint.clone());
+        let endpoint = self.endpoint.clone();
+        let reloaded = self.files.reload(BACKEND, |files| encrypted(endpoint, files)).await;
+        let endpoint = reloaded.unwrap_or_else(|| self.endpoint.clone());
         let bound = until.saturating_duration_since(Instant::now());
         endpoint.connect_timeout(bound).keep_alive_timeout(silence)
-    }
-
-    /// The endpoint with the present contents of the files, which may have been replaced. `None` if there are no files,
-    /// or if they cannot be used, as in the middle of a replacement: the caller then uses the contents from the start.
-    async fn reload(&self) -> Option<Endpoint> {
-        let (files, endpoint) = (self.files.clone()?, self.endpoint.clone());
-        tokio::task::spawn_blocking(move || encrypted(endpoint, &files)).await.ok()?.ok()
     }
 }
 
@@ -81,20 +65,14 @@ fn encrypted(_endpoint: Endpoint, _files: &TlsFiles) -> Result<Endpoint> {
 #[cfg(feature = "tls")]
 fn encrypted(endpoint: Endpoint, files: &TlsFiles) -> Result<Endpoint> {
     use tonic::transport::{Certificate, ClientTlsConfig, Identity};
-    let read = |path: &String| {
-        std::fs::read(path).map_err(|error| {
-            Error::invalid(format!("the file {path} in the URL of an etcd cannot be read")).with_source(error)
-        })
-    };
-    let mut config = ClientTlsConfig::new();
-    config = match &files.ca {
-        Some(path) => config.ca_certificate(Certificate::from_pem(read(path)?)),
+    let pem = files.read()?;
+    let config = ClientTlsConfig::new();
+    let mut config = match pem.ca {
+        Some(ca) => config.ca_certificate(Certificate::from_pem(ca)),
         None => config.with_native_roots(),
     };
-    match (&files.cert, &files.key) {
-        (Some(cert), Some(key)) => config = config.identity(Identity::from_pem(read(cert)?, read(key)?)),
-        (None, None) => {}
-        _ => return Err(Error::invalid("`cert` and `key` in the URL of an etcd belong together")),
+    if let Some((cert, key)) = pem.identity {
+        config = config.identity(Identity::from_pem(cert, key));
     }
     let invalid = |error| Error::invalid("the files in the URL of an etcd are not valid PEM").with_source(error);
     endpoint.tls_config(config).map_err(invalid)

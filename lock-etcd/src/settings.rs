@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::kit::{Cluster, ClusterUrl, CommonSettings, Connecting};
+use leasehold_core::backend::kit::{Cluster, ClusterUrl, CommonSettings, Connecting, TlsFiles};
 use leasehold_core::{Error, Result};
 
-use crate::members::{Member, TlsFiles};
+use crate::members::Member;
 
 /// The schemes of URLs.
 pub const SCHEMES: &[&str] = &["etcd://", "etcds://"];
@@ -55,12 +55,11 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     let parameters = url.parameters();
     let timeout = parameters.take_duration("timeout")?.unwrap_or(CommonSettings::default().timeout);
     let connect_timeout = Connecting::take_timeout(parameters)?;
-    let [ca, cert, key] = ["ca", "cert", "key"].map(|name| parameters.take(name));
+    let files = TlsFiles::take(parameters)?;
     let Cluster { scheme, hosts, user, path: prefix, .. } = url.finish(PORT, "etcd://host:2379/prefix")?;
     CommonSettings { timeout, ..CommonSettings::default() }.check()?;
     Connecting::check_timeout(connect_timeout)?;
 
-    let files = TlsFiles { ca, cert, key };
     let tls = (scheme == "etcds" || files.is_any()).then_some(files);
     let members = hosts.iter().map(|(host, port)| Member::new(host, *port, tls.as_ref())).collect::<Result<_>>()?;
     let prefix = if prefix.is_empty() { DEFAULT_PREFIX.to_owned() } else { prefix };

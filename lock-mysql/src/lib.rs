@@ -55,7 +55,6 @@ mod settings;
 mod shared;
 mod sql;
 mod strategy;
-mod tls_files;
 
 pub use backend::MySqlBackend;
 pub use fence::fence;

@@ -3,11 +3,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use leasehold_core::backend::kit::{CommonSettings, Connecting, OnRestart, StoreUrl, decoded};
+use leasehold_core::backend::kit::{CommonSettings, Connecting, OnRestart, StoreUrl, TlsFiles, decoded};
 use leasehold_core::{Error, Result};
 use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
-
-use crate::tls_files::TlsFiles;
 
 /// The URL schemes, for error messages.
 pub const SCHEMES: &[&str] = &["mysql://"];
@@ -151,7 +149,9 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
         (Some(keepalive), Strategy::ForUpdate) => settings.keepalive = keepalive,
     }
     settings.on_restart = OnRestart::take(&mut url)?;
-    let files = TlsFiles::take(&mut url, "the URL of MySQL")?;
+    let files = TlsFiles::take(&mut url)?;
+    // The client reads them when it connects. A file that is missing now is an error of the URL.
+    files.read()?;
     let url = url.finish()?;
     let settings = settings.check()?;
 
@@ -175,7 +175,7 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     if let Some(password) = url.password() {
         options = options.password(&decoded(password, STORE)?);
     }
-    let options = encrypted(options, settings.tls, is_loopback(host), files)?;
+    let options = encrypted(options, settings.tls, is_loopback(host), &files)?;
     Ok((Target { options, address: format!("{host}:{port}") }, settings))
 }
 
@@ -196,11 +196,11 @@ fn encrypted(
     options: MySqlConnectOptions,
     tls: Tls,
     is_loopback: bool,
-    TlsFiles { ca, identity }: TlsFiles,
+    files: &TlsFiles,
 ) -> Result<MySqlConnectOptions> {
     let mode = match tls {
         Tls::Off => MySqlSslMode::Disabled,
-        Tls::Auto if is_loopback && ca.is_none() => match cfg!(feature = "tls") {
+        Tls::Auto if is_loopback && files.ca().is_none() => match cfg!(feature = "tls") {
             true => MySqlSslMode::Preferred,
             false => MySqlSslMode::Disabled,
         },
@@ -214,10 +214,10 @@ fn encrypted(
         ));
     }
     let mut options = options.ssl_mode(mode);
-    if let Some(ca) = ca {
+    if let Some(ca) = files.ca() {
         options = options.ssl_ca(ca);
     }
-    if let Some((cert, key)) = identity {
+    if let Some((cert, key)) = files.identity() {
         options = options.ssl_client_cert(cert).ssl_client_key(key);
     }
     Ok(options)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::backend::kit::PerRuntime;
+use leasehold_core::backend::kit::{PerRuntime, TlsFiles};
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Admin, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Grant,
     LONGEST_PLACE_TTL, LockBackend, OnContention, ReleaseOutcome, ReleaseRequest, RenewPolicy, RenewReplies,
@@ -21,7 +21,7 @@ use crate::errors::Failure;
 use crate::exchange::{AcquireOptions, Operation, Reply, ReplyBody, Request};
 use crate::manager::{self, ConnectionManager};
 use crate::replies::{self, Acquired, Renewed};
-use crate::settings::{Settings, TlsFiles, read_url};
+use crate::settings::{Settings, read_url};
 use crate::shared::{Shared, millis};
 use crate::tombstones;
 

@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::errors::{Failure, checked, not_connected, refused};
 use crate::replies;
 use crate::scripts::Script;
-use crate::settings::OnEviction;
+use crate::settings::{self, OnEviction};
 use crate::shared::Shared;
 use crate::socket::{self, Driver};
 
@@ -86,7 +86,7 @@ impl Connection {
             .set_pipeline_buffer_size(PIPELINE_BUFFER)
             .set_push_sender(push_handler(shared.clone(), health.clone()));
         let attempt = shared.connecting.attempt(&shared.address);
-        let client = shared.tls.reload(&shared.client).await;
+        let client = settings::reload(&shared.client, &shared.tls).await;
         let (mux, mut driver) = socket::connect(&client, config, &shared.lookups, &attempt).await.map_err(lost)?;
         let connection =
             Self { shared: shared.clone(), mux, health, quarantine: Mutex::new(Quarantine::none(Instant::now())) };

@@ -2,9 +2,13 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::kit::{CommonSettings, Connecting, OnRestart, StoreUrl};
+use leasehold_core::backend::kit::{CommonSettings, Connecting, OnRestart, StoreUrl, TlsFiles};
 use leasehold_core::{Error, Result};
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
+
+use crate::errors::BACKEND;
+#[cfg(feature = "tls")]
+use crate::tls::client;
 
 /// The URL schemes of this build, for error messages.
 pub const SCHEMES: &[&str] =
@@ -100,13 +104,7 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, TlsFiles, Settings)
     let mut rest: Vec<(&str, String)> = Vec::new();
     match url.url().scheme() {
         "redis+unix" => rest.extend(["db", "user", "pass"].into_iter().filter_map(|key| Some((key, url.take(key)?)))),
-        "rediss" => {
-            for key in ["ca", "cert", "key"] {
-                if let Some(file) = url.take(key) {
-                    tls.set(key, file);
-                }
-            }
-        }
+        "rediss" => tls = TlsFiles::take(&mut url)?,
         _ => {}
     }
     let mut url = url.finish()?;
@@ -117,46 +115,19 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, TlsFiles, Settings)
         let detail = why.detail().map(|detail| format!(": {detail}")).unwrap_or_default();
         Error::invalid(format!("the URL of a Redis cannot be used{detail}")).with_source(why)
     })?;
-    let client = tls.client(info)?;
-    Ok((client, tls, settings.check()?))
+    Ok((client(info, &tls)?, tls, settings.check()?))
 }
 
-/// The files of a private certificate authority and of a client certificate.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct TlsFiles {
-    #[cfg(feature = "tls")]
-    files: crate::tls::Files,
+/// Without TLS there are no files.
+#[cfg(not(feature = "tls"))]
+fn client(info: redis::ConnectionInfo, _files: &TlsFiles) -> Result<redis::Client> {
+    open(info)
 }
 
-impl TlsFiles {
-    #[cfg(feature = "tls")]
-    fn set(&mut self, key: &str, value: String) {
-        self.files.set(key, value);
-    }
-
-    #[cfg(not(feature = "tls"))]
-    fn set(&mut self, _key: &str, _value: String) {}
-
-    #[cfg(feature = "tls")]
-    fn client(&self, info: redis::ConnectionInfo) -> Result<redis::Client> {
-        self.files.client(info)
-    }
-
-    #[cfg(not(feature = "tls"))]
-    fn client(&self, info: redis::ConnectionInfo) -> Result<redis::Client> {
-        open(info)
-    }
-
-    /// The client with the present contents of the files.
-    #[cfg(feature = "tls")]
-    pub(crate) async fn reload(&self, client: &redis::Client) -> redis::Client {
-        self.files.reload(client).await
-    }
-
-    #[cfg(not(feature = "tls"))]
-    pub(crate) async fn reload(&self, client: &redis::Client) -> redis::Client {
-        client.clone()
-    }
+/// The client with the present contents of the files.
+pub(crate) async fn reload(client: &redis::Client, files: &TlsFiles) -> redis::Client {
+    let info = client.get_connection_info().clone();
+    files.reload(BACKEND, |files| self::client(info, files)).await.unwrap_or_else(|| client.clone())
 }
 
 pub(crate) fn open(info: redis::ConnectionInfo) -> Result<redis::Client> {

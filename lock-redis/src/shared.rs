@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use leasehold_core::Result;
 use leasehold_core::backend::kit::restart::Epoch;
-use leasehold_core::backend::kit::{Attachment, Connecting, Lookups};
+use leasehold_core::backend::kit::{Attachment, Connecting, Lookups, TlsFiles};
 use leasehold_core::backend::{Claim, CoreHandle};
 
 use crate::exchange::AcquireOptions;
 use crate::keys::Keys;
 use crate::scripts::Scripts;
 use crate::server_clock::ServerClock;
-use crate::settings::{self, Settings, TlsFiles};
+use crate::settings::{self, Settings};
 
 pub(crate) struct Shared {
     pub(crate) settings: Settings,

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::kit::{Cluster, ClusterUrl, CommonSettings, Connecting};
+use leasehold_core::backend::kit::{Cluster, ClusterUrl, CommonSettings, Connecting, TlsFiles};
 use leasehold_core::{Error, Result};
+
+#[cfg(feature = "tls")]
+use crate::errors::BACKEND;
 
 /// The schemes of URLs.
 pub const SCHEMES: &[&str] = &["zk://", "zks://"];
@@ -63,18 +66,15 @@ pub(crate) struct Target {
 #[cfg(feature = "tls")]
 #[derive(Clone)]
 pub(crate) struct Tls {
-    files: [Option<String>; 3],
+    files: TlsFiles,
     options: zookeeper_client::TlsOptions,
 }
 
 #[cfg(feature = "tls")]
 impl Tls {
-    /// What the files contain now, because they may have been replaced. If they cannot be used, as in the middle of a
-    /// replacement, their contents from the start are.
+    /// With the present contents of the files.
     pub(crate) async fn reload(&self) -> zookeeper_client::TlsOptions {
-        let files = self.files.clone();
-        let read = tokio::task::spawn_blocking(move || options(&files)).await;
-        read.ok().and_then(Result::ok).unwrap_or_else(|| self.options.clone())
+        self.files.reload(BACKEND, options).await.unwrap_or_else(|| self.options.clone())
     }
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     let timeout = parameters.take_duration("timeout")?.unwrap_or(CommonSettings::default().timeout);
     let connect_timeout = Connecting::take_timeout(parameters)?;
     let tick = parameters.take_duration("tick")?.unwrap_or(DEFAULT_TICK);
-    let files = ["ca", "cert", "key"].map(|name| parameters.take(name));
+    let files = TlsFiles::take(parameters)?;
     let Cluster { scheme, hosts, user, path, .. } = url.finish(PORT, "zk://host:2181/root")?;
     CommonSettings { timeout, ..CommonSettings::default() }.check()?;
     Connecting::check_timeout(connect_timeout)?;
@@ -98,7 +98,7 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
         return Err(Error::invalid("the name of a user of ZooKeeper contains no colon"));
     }
     let root = root(&path)?;
-    let is_tls = scheme == "zks" || files.iter().any(Option::is_some);
+    let is_tls = scheme == "zks" || files.is_any();
     let target = target(addresses, user, is_tls, files)?;
     Ok((target, Settings { timeout, connect_timeout, tick, root }))
 }
@@ -125,12 +125,7 @@ fn root(path: &str) -> Result<String> {
 }
 
 #[cfg(feature = "tls")]
-fn target(
-    addresses: Vec<String>,
-    user: Option<(String, String)>,
-    is_tls: bool,
-    files: [Option<String>; 3],
-) -> Result<Target> {
+fn target(addresses: Vec<String>, user: Option<(String, String)>, is_tls: bool, files: TlsFiles) -> Result<Target> {
     if !is_tls {
         return Ok(Target { addresses, user, tls: None });
     }
@@ -145,28 +140,21 @@ fn target(
 
 /// Reads the files.
 #[cfg(feature = "tls")]
-fn options([ca, cert, key]: &[Option<String>; 3]) -> Result<zookeeper_client::TlsOptions> {
-    let read = |path: &String| {
-        let unreadable = |error| Error::invalid(format!("the file `{path}` cannot be read")).with_source(error);
-        std::fs::read_to_string(path).map_err(unreadable)
-    };
+fn options(files: &TlsFiles) -> Result<zookeeper_client::TlsOptions> {
+    let pem = files.read()?;
+    let Some(ca) = pem.ca else { return Err(Error::invalid("`zks://` needs `ca`: the file of the authority")) };
+    // Beside the base64 of PEM, a file may have any text.
+    let text = |pem| String::from_utf8_lossy(pem);
     let unfit = |error| Error::invalid("a file of TLS in the URL has no certificate or no key").with_source(error);
-    let Some(ca) = ca else { return Err(Error::invalid("`zks://` needs `ca`: the file of the authority")) };
-    let options = zookeeper_client::TlsOptions::new().with_pem_ca(&read(ca)?).map_err(unfit)?;
-    match (cert, key) {
-        (Some(cert), Some(key)) => options.with_pem_identity(&read(cert)?, &read(key)?).map_err(unfit),
-        (None, None) => Ok(options),
-        _ => Err(Error::invalid("`cert` and `key` belong together")),
+    let options = zookeeper_client::TlsOptions::new().with_pem_ca(&text(&ca)).map_err(unfit)?;
+    match &pem.identity {
+        Some((cert, key)) => options.with_pem_identity(&text(cert), &text(key)).map_err(unfit),
+        None => Ok(options),
     }
 }
 
 #[cfg(not(feature = "tls"))]
-fn target(
-    addresses: Vec<String>,
-    user: Option<(String, String)>,
-    is_tls: bool,
-    _files: [Option<String>; 3],
-) -> Result<Target> {
+fn target(addresses: Vec<String>, user: Option<(String, String)>, is_tls: bool, _files: TlsFiles) -> Result<Target> {
     match is_tls {
         true => Err(Error::invalid("TLS needs the feature `tls` of leasehold-zk, `zk-tls` of leasehold")),
         false => Ok(Target { addresses, user }),

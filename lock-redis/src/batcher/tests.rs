@@ -4,6 +4,7 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use leasehold_core::backend::kit::TlsFiles;
 use leasehold_core::backend::{Claim, OwnerToken};
 use leasehold_core::{HolderInfo, LockName};
 
@@ -11,7 +12,7 @@ use super::*;
 use crate::connection::Role;
 use crate::exchange::{AcquireOptions, Operation};
 use crate::manager::ConnectionManager;
-use crate::settings::{Settings, TlsFiles};
+use crate::settings::Settings;
 
 type Pending = PendingReply<Result<Reply>>;
 

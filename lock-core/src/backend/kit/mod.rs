@@ -11,6 +11,7 @@ mod session_keeper;
 mod session_lease;
 mod session_pool;
 mod store_url;
+mod tls_files;
 mod watches;
 
 /// The URL in [`StoreUrl`] is of this version.
@@ -26,6 +27,7 @@ pub use self::restart::OnRestart;
 pub use self::session_keeper::{KeptSession, SessionKeeper, Unconfirmed};
 pub use self::session_pool::{NotOpened, PooledSession, SessionPool};
 pub use self::store_url::{CommonSettings, StoreUrl, decoded, parse_duration, without_password};
+pub use self::tls_files::{Pem, TlsFiles};
 pub use self::watches::Watches;
 pub use crate::clock::time_since_boot;
 pub use crate::run_to_end::run_to_end;
