@@ -95,6 +95,16 @@ impl Error {
         Self::new(ErrorKind::Lost, "the lease is not current any more: nothing was written")
     }
 
+    /// The client is shut down, so nothing was sent.
+    pub fn shut_down() -> Self {
+        Self::new(ErrorKind::Unavailable, "the client is shut down")
+    }
+
+    /// The server has ended the session that leases share. The request had no effect.
+    pub fn session_ended() -> Self {
+        Self::new(ErrorKind::Unavailable, "the server has ended the session of this client")
+    }
+
     /// Adds the cause. This error's own text does not repeat it.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {

@@ -110,7 +110,7 @@ impl From<Failure> for Error {
             | Failure::TooManyOperations(error)
             | Failure::Disconnected(error)
             | Failure::Unknown(error) => error,
-            Failure::NoLease => Self::new(ErrorKind::Unavailable, "the server has ended the session of this client"),
+            Failure::NoLease => Self::session_ended(),
             Failure::TimedOut => Self::no_reply(),
             Failure::UnexpectedReply => Self::unexpected_reply(),
         }
@@ -122,7 +122,7 @@ impl From<NotOpened<Self>> for Failure {
         match why {
             NotOpened::Failed(failure) => failure,
             NotOpened::TimedOut => Self::TimedOut,
-            NotOpened::ShutDown => Self::NotSent(Error::new(ErrorKind::Unavailable, "the client is shut down")),
+            NotOpened::ShutDown => Self::NotSent(Error::shut_down()),
         }
     }
 }

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client::LeaseGrantOptions;
+use leasehold_core::Error;
 use leasehold_core::backend::kit::{KeptSession, PooledSession, SessionKeeper, Unconfirmed};
 use leasehold_core::backend::{Confirmation, CoreHandle, PlaceNumber, Stamp};
-use leasehold_core::{Error, ErrorKind};
 use tokio::time::Instant;
 
 use crate::capabilities::SECOND;
@@ -126,9 +126,7 @@ impl KeptSession for Session {
     }
 
     async fn keep_alive(&self, until: Instant) -> leasehold_core::Result<Option<(Duration, Stamp)>> {
-        let Some(connections) = self.connections.upgrade() else {
-            return Err(Error::new(ErrorKind::Unavailable, "the client is shut down"));
-        };
+        let connections = self.connections.upgrade().ok_or_else(Error::shut_down)?;
         let (id, clock) = (self.id, self.core.clone());
         // Every member forwards it to the leader, which replies from memory. A leader that has not applied the grant
         // yet waits for it (since etcd's change 13690), so a session that is reported gone is gone. A leader that was

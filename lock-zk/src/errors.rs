@@ -85,7 +85,7 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::NotSent(error) | Failure::Refused(error) | Failure::Disconnected(error) => error,
-            Failure::NoSession => Self::new(ErrorKind::Unavailable, "the server has ended the session of this client"),
+            Failure::NoSession => Self::session_ended(),
             Failure::NoNode => Self::new(ErrorKind::Unavailable, "a node of this lock was deleted during the request"),
             Failure::NodeExists => Self::new(ErrorKind::Unavailable, "a node was created during the request"),
             Failure::TimedOut => Self::no_reply(),
@@ -99,7 +99,7 @@ impl From<NotOpened<Self>> for Failure {
         match why {
             NotOpened::Failed(failure) => failure,
             NotOpened::TimedOut => Self::TimedOut,
-            NotOpened::ShutDown => Self::NotSent(Error::new(ErrorKind::Unavailable, "the client is shut down")),
+            NotOpened::ShutDown => Self::NotSent(Error::shut_down()),
         }
     }
 }

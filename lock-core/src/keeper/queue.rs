@@ -19,7 +19,7 @@ use super::schedule::TaskId;
 use super::{Effects, KeeperHandle, LeaseKeeper, OwnerState, State, Task};
 use crate::backend::{Claim, Confirmation, Delivery, OnContention, PlaceNumber, RenewReply, RenewRequest, WatchGuard};
 use crate::clock::Stamp;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::terms::Terms;
 use crate::token::{FencingToken, OwnerToken};
@@ -105,7 +105,7 @@ impl KeeperHandle {
     ) -> Result<Entry<'a>> {
         self.with_state(|state, effects| {
             if state.is_shut {
-                return Err(Error::new(ErrorKind::Unavailable, "the client is shut down"));
+                return Err(Error::shut_down());
             }
             if let Some(guard) = self.reenter(state, name, &terms)? {
                 return Ok(Entry::Shared(guard));

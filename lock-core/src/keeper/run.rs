@@ -284,7 +284,7 @@ impl LeaseKeeper {
     fn end_everything(self: &Arc<Self>) {
         self.with_state(|state, effects| {
             state.is_shut = true;
-            self.close_queues(state, effects, &Error::new(ErrorKind::Unavailable, "the client is shut down"));
+            self.close_queues(state, effects, &Error::shut_down());
             self.close_leases(state, effects);
         });
     }
