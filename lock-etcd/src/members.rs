@@ -1,6 +1,5 @@
-//! The members of a cluster. A client stays with one, and moves to the next one when that does not serve it.
+//! The members of a cluster.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold_core::backend::kit::TlsFiles;
@@ -76,65 +75,4 @@ fn encrypted(endpoint: Endpoint, files: &TlsFiles) -> Result<Endpoint> {
     }
     let invalid = |error| Error::invalid("the files in the URL of an etcd are not valid PEM").with_source(error);
     endpoint.tls_config(config).map_err(invalid)
-}
-
-/// The members, and the one that clients stay with.
-pub(crate) struct Members {
-    list: Vec<Member>,
-    preferred: AtomicUsize,
-}
-
-impl Members {
-    pub(crate) fn new(list: Vec<Member>) -> Self {
-        Self { list, preferred: AtomicUsize::new(0) }
-    }
-
-    pub(crate) fn all(&self) -> &[Member] {
-        &self.list
-    }
-
-    pub(crate) fn are_several(&self) -> bool {
-        self.list.len() > 1
-    }
-
-    /// The members to try, beginning with the preferred one.
-    pub(crate) fn order(&self) -> impl Iterator<Item = usize> + use<> {
-        let (first, count) = (self.preferred.load(Ordering::Relaxed), self.list.len());
-        (0..count).map(move |index| (first + index) % count)
-    }
-
-    /// The `nth` member of that order, which begins anew after the last one.
-    pub(crate) fn nth(&self, nth: usize) -> usize {
-        (self.preferred.load(Ordering::Relaxed) + nth) % self.list.len()
-    }
-
-    /// This member has served a client.
-    pub(crate) fn prefer(&self, member: usize) {
-        self.preferred.store(member, Ordering::Relaxed);
-    }
-
-    /// This member has not served a client: the next one is tried first from now on.
-    pub(crate) fn avoid(&self, member: usize) {
-        let next = (member + 1) % self.list.len();
-        let _ = self.preferred.compare_exchange(member, next, Ordering::Relaxed, Ordering::Relaxed);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn clients_stay_with_a_member_until_it_fails() {
-        let members = Members::new([1, 2, 3].map(|port| Member::new("localhost", port, None).unwrap()).to_vec());
-        let order = || members.order().collect::<Vec<_>>();
-        assert_eq!((order(), order()), (vec![0, 1, 2], vec![0, 1, 2]));
-        members.avoid(0);
-        // Another task reports the same failure.
-        members.avoid(0);
-        assert_eq!(order(), [1, 2, 0]);
-        members.prefer(2);
-        members.avoid(2);
-        assert_eq!(order(), [0, 1, 2]);
-    }
 }

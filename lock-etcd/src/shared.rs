@@ -2,16 +2,13 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::kit::{Attachment, Connecting};
+use leasehold_core::backend::kit::{Attachment, Connecting, Servers};
 use tokio::time::Instant;
 
 use crate::keys::Keys;
-use crate::members::Members;
+use crate::members::Member;
 use crate::settings::{Settings, Target};
 use crate::transactions::MostOperations;
-
-/// The most parts into which a request that may be sent to several members divides the bound of a call.
-const ATTEMPTS: u32 = 3;
 
 /// For how many bounds of a call the first attempt to connect to the only member goes on. It takes several round trips,
 /// and starting again costs an overloaded server more than its reply. If there are several members, those that have
@@ -24,7 +21,7 @@ const TESTS: u32 = 8;
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) keys: Keys,
-    pub(crate) members: Members,
+    pub(crate) members: Servers<Member>,
     pub(crate) user: Option<(String, String)>,
     pub(crate) core: Attachment,
     pub(crate) connecting: Connecting,
@@ -35,7 +32,7 @@ impl Shared {
     pub(crate) fn new(target: Target, settings: Settings) -> Self {
         let Target { members, user } = target;
         let keys = Keys::new(&settings.prefix);
-        let members = Members::new(members);
+        let members = Servers::new(members);
         let patience = if members.are_several() { 1 } else { PATIENCE };
         let connecting = Connecting::new(settings.timeout * patience, settings.connect_timeout);
         let (core, most_operations) = (Attachment::new(), MostOperations::default());
@@ -54,7 +51,6 @@ impl Shared {
 
     /// The bound of one attempt, if another member can be tried after it.
     pub(crate) fn attempt(&self) -> Duration {
-        let members = u32::try_from(self.members.all().len()).unwrap_or(ATTEMPTS);
-        self.settings.timeout / members.clamp(1, ATTEMPTS)
+        self.members.attempt(self.settings.timeout)
     }
 }

@@ -67,15 +67,15 @@ impl ZkBackend {
     pub(crate) async fn any_link(&self, ttl: Duration, until: Instant) -> Result<Link, Failure> {
         let shared = &self.inner.shared;
         let mut failures = Vec::new();
-        for _ in 0..shared.target.addresses.len() {
-            let (server, bound) = (shared.server(), until.min(Instant::now() + shared.attempt()));
+        for _ in 0..shared.target.servers.all().len() {
+            let (server, bound) = (shared.target.servers.nth(0), until.min(Instant::now() + shared.attempt()));
             failures.push(match Link::open(shared, server, None, ttl, NEVER, bound).await {
                 Ok(link) => return Ok(link),
                 Err(NoLink::Failed(failure @ Failure::Refused(_))) => return Err(failure),
                 Err(NoLink::Failed(failure)) => failure,
                 Err(NoLink::Expired) => Failure::NoSession,
             });
-            shared.leave_server(server);
+            shared.target.servers.avoid(server);
         }
         Err(none_connected(&failures))
     }
@@ -145,7 +145,7 @@ impl Drop for ZkBackend {
 impl fmt::Debug for ZkBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ZkBackend")
-            .field("servers", &self.inner.shared.target.addresses)
+            .field("servers", &self.inner.shared.target.servers.all())
             .field("settings", &self.inner.shared.settings)
             .finish_non_exhaustive()
     }

@@ -29,7 +29,7 @@ struct Status {
 impl ZkBackend {
     pub(crate) async fn checks(&self) -> Vec<Check> {
         let (shared, until) = (&self.inner.shared, self.inner.shared.until());
-        let addresses = &shared.target.addresses;
+        let addresses = shared.target.servers.all();
         let mut checks = vec![Check::new("server", addresses.join(", "), CheckStatus::Ok)];
         // All at once, because each may be silent until the bound.
         let servers: Vec<_> = addresses.iter().map(|address| tokio::spawn(status_of(address.clone(), until))).collect();

@@ -41,7 +41,7 @@ impl Inner {
             async move { shared.connecting.at_once(|until| Session::open(&shared, &core, ttl, until)).await }
         };
         self.sessions.shared(core, ttl, until, open).await.map_err(|why| match why {
-            NotOpened::TimedOut => not_connected(&self.shared.target.addresses.join(", "), unreachable::SILENT),
+            NotOpened::TimedOut => not_connected(&self.shared.target.servers.all().join(", "), unreachable::SILENT),
             why => why.into(),
         })
     }

@@ -60,7 +60,7 @@ impl Link {
         sent: Stamp,
         until: Instant,
     ) -> Result<Self, NoLink> {
-        let address = &shared.target.addresses[server];
+        let address = &shared.target.servers.all()[server];
         let mut connector = Client::connector().with_fail_eagerly().with_session_timeout(ttl);
         if let Some(session) = session {
             connector = connector.with_session(session.clone());

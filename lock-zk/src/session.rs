@@ -75,7 +75,7 @@ impl Session {
     ) -> Result<Arc<Self>, Failure> {
         let mut failures = Vec::new();
         let mut attempts = JoinSet::new();
-        let (first, servers) = (shared.server(), shared.target.addresses.len());
+        let (first, servers) = (shared.target.servers.nth(0), shared.target.servers.all().len());
         let mut next = 0;
         loop {
             if next < servers {
@@ -91,7 +91,7 @@ impl Session {
                 Ok(Some(Ok((_, sent, Ok(link))))) => return Ok(Self::begin(shared, core, ttl, link, sent)),
                 Ok(Some(Ok((_, _, Err(NoLink::Failed(failure @ Failure::Refused(_))))))) => return Err(failure),
                 Ok(Some(Ok((server, _, Err(NoLink::Failed(failure)))))) => {
-                    shared.leave_server(server);
+                    shared.target.servers.avoid(server);
                     failures.push(failure);
                 }
                 Ok(Some(Ok((.., Err(NoLink::Expired))) | Err(_))) => {}

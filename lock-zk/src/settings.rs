@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::kit::{Cluster, ClusterUrl, CommonSettings, Connecting, TlsFiles};
+use leasehold_core::backend::kit::{Cluster, ClusterUrl, CommonSettings, Connecting, Servers, TlsFiles};
 use leasehold_core::{Error, Result};
 
 #[cfg(feature = "tls")]
@@ -52,10 +52,9 @@ impl Default for Settings {
 }
 
 /// The servers, and how to connect to them.
-#[derive(Clone)]
 pub(crate) struct Target {
     /// `host:port`
-    pub(crate) addresses: Vec<String>,
+    pub(crate) servers: Servers<String>,
     /// User and password.
     pub(crate) user: Option<(String, String)>,
     #[cfg(feature = "tls")]
@@ -93,13 +92,13 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
         return Err(Error::invalid("`tick` is at most 60s"));
     }
 
-    let addresses = hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+    let servers = Servers::new(hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect());
     if user.as_ref().is_some_and(|(user, _)| user.contains(':')) {
         return Err(Error::invalid("the name of a user of ZooKeeper contains no colon"));
     }
     let root = root(&path)?;
     let is_tls = scheme == "zks" || files.is_any();
-    let target = target(addresses, user, is_tls, files)?;
+    let target = target(servers, user, is_tls, files)?;
     Ok((target, Settings { timeout, connect_timeout, tick, root }))
 }
 
@@ -125,9 +124,9 @@ fn root(path: &str) -> Result<String> {
 }
 
 #[cfg(feature = "tls")]
-fn target(addresses: Vec<String>, user: Option<(String, String)>, is_tls: bool, files: TlsFiles) -> Result<Target> {
+fn target(servers: Servers<String>, user: Option<(String, String)>, is_tls: bool, files: TlsFiles) -> Result<Target> {
     if !is_tls {
-        return Ok(Target { addresses, user, tls: None });
+        return Ok(Target { servers, user, tls: None });
     }
     // The client crate panics if several providers are compiled in and none is chosen.
     if rustls::crypto::CryptoProvider::get_default().is_none() {
@@ -135,7 +134,7 @@ fn target(addresses: Vec<String>, user: Option<(String, String)>, is_tls: bool, 
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     }
     let options = options(&files)?;
-    Ok(Target { addresses, user, tls: Some(Tls { files, options }) })
+    Ok(Target { servers, user, tls: Some(Tls { files, options }) })
 }
 
 /// Reads the files.
@@ -154,10 +153,10 @@ fn options(files: &TlsFiles) -> Result<zookeeper_client::TlsOptions> {
 }
 
 #[cfg(not(feature = "tls"))]
-fn target(addresses: Vec<String>, user: Option<(String, String)>, is_tls: bool, _files: TlsFiles) -> Result<Target> {
+fn target(servers: Servers<String>, user: Option<(String, String)>, is_tls: bool, _files: TlsFiles) -> Result<Target> {
     match is_tls {
         true => Err(Error::invalid("TLS needs the feature `tls` of leasehold-zk, `zk-tls` of leasehold")),
-        false => Ok(Target { addresses, user }),
+        false => Ok(Target { servers, user }),
     }
 }
 
@@ -171,7 +170,7 @@ mod tests {
     fn a_url_carries_every_setting() {
         let url = "zk://u:p%40,ss@one:1,two:2,[::1]/team%20a/locks?timeout=250ms&connect_timeout=5s&tick=100ms";
         let (target, settings) = parse_url(url).unwrap();
-        assert_eq!(target.addresses, ["one:1", "two:2", "[::1]:2181"]);
+        assert_eq!(target.servers.all(), ["one:1", "two:2", "[::1]:2181"]);
         assert_eq!(target.user, Some(("u".to_owned(), "p@,ss".to_owned())));
         let expected = Settings {
             timeout: Duration::from_millis(250),
@@ -181,7 +180,7 @@ mod tests {
         };
         assert_eq!(settings, expected);
         let (target, settings) = parse_url("zk://localhost/").unwrap();
-        assert_eq!((target.addresses, target.user), (vec!["localhost:2181".to_owned()], None));
+        assert_eq!((target.servers.all(), target.user), (&["localhost:2181".to_owned()][..], None));
         assert_eq!(settings, Settings::default());
     }
 

@@ -1,6 +1,5 @@
 //! State that all sessions of one client share.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold_core::backend::kit::{Attachment, Connecting, Lookups};
@@ -10,9 +9,6 @@ use zookeeper_client::Acls;
 use crate::nodes::Nodes;
 use crate::settings::{Settings, Target};
 
-/// An attempt to connect gets this part of the bound of a call, with three servers or more.
-const ATTEMPTS: u32 = 3;
-
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) target: Target,
@@ -21,18 +17,15 @@ pub(crate) struct Shared {
     /// For new sessions.
     pub(crate) connecting: Connecting,
     pub(crate) lookups: Lookups,
-    /// The index of the server that the next attempt to connect begins with.
-    server: AtomicUsize,
 }
 
 impl Shared {
     pub(crate) fn new(target: Target, settings: Settings) -> Self {
         let nodes = Nodes::new(&settings.root);
         // Clients spread over the servers.
-        let server = rand::random_range(0..target.addresses.len());
+        target.servers.prefer(rand::random_range(0..target.servers.all().len()));
         let connecting = Connecting::new(settings.timeout, settings.connect_timeout);
-        let (core, server) = (Attachment::new(), AtomicUsize::new(server));
-        Self { settings, target, nodes, core, connecting, lookups: Lookups::default(), server }
+        Self { settings, target, nodes, core: Attachment::new(), connecting, lookups: Lookups::default() }
     }
 
     /// The permissions of the nodes that this client creates: the user alone, or everybody if the URL names no user.
@@ -56,18 +49,6 @@ impl Shared {
 
     /// The bound of one attempt to connect, if another server can be tried after it.
     pub(crate) fn attempt(&self) -> Duration {
-        let servers = u32::try_from(self.target.addresses.len()).unwrap_or(ATTEMPTS);
-        self.settings.timeout / servers.clamp(1, ATTEMPTS)
-    }
-
-    /// The server to connect to.
-    pub(crate) fn server(&self) -> usize {
-        self.server.load(Ordering::Relaxed) % self.target.addresses.len()
-    }
-
-    /// Connects to another server from now on, if this one is still in use.
-    pub(crate) fn leave_server(&self, server: usize) {
-        let next = (server + 1) % self.target.addresses.len();
-        let _ = self.server.compare_exchange(server, next, Ordering::Relaxed, Ordering::Relaxed);
+        self.target.servers.attempt(self.settings.timeout)
     }
 }

@@ -40,7 +40,7 @@ impl Session {
             }
             // The link is broken or silent, and the session is continued elsewhere before the server ends it.
             link.kill();
-            self.shared.leave_server(link.server());
+            self.shared.target.servers.avoid(link.server());
             self.become_down();
             link = match self.reconnect().await {
                 Some(link) => link,
@@ -138,7 +138,7 @@ impl Session {
     /// Tries once to connect to a server that knows all that this session has done. Takes at most `bound`, which grows
     /// if the server is silent.
     async fn try_link(&self, bound: &mut Duration) -> Result<Link, NoLink> {
-        let (server, begin) = (self.shared.server(), Instant::now());
+        let (server, begin) = (self.shared.target.servers.nth(0), Instant::now());
         let until = begin + *bound;
         let caught_up = match self.open_link(server, until).await {
             // Its own bound: on a slow path, both would never fit in one.
@@ -146,7 +146,7 @@ impl Session {
             Err(failure) => Err(failure),
         };
         if caught_up.is_err() {
-            self.shared.leave_server(server);
+            self.shared.target.servers.avoid(server);
             if begin.elapsed() >= *bound {
                 *bound = (*bound * 2).min(self.shared.settings.connect_timeout);
             }
@@ -191,7 +191,7 @@ impl Session {
         let mut next = pause;
         while Instant::now() < until {
             tokio::time::sleep(next + self.core.jitter(PAUSES.0)).await;
-            let (server, begin) = (self.shared.server(), Instant::now());
+            let (server, begin) = (self.shared.target.servers.nth(0), Instant::now());
             match self.open_link(server, begin + self.shared.attempt()).await {
                 Ok(link) => {
                     if Arc::new(link).close().await {
@@ -200,7 +200,7 @@ impl Session {
                 }
                 Err(NoLink::Expired) => break,
                 Err(NoLink::Failed(_)) => {
-                    self.shared.leave_server(server);
+                    self.shared.target.servers.avoid(server);
                     // A server that is silent may have prolonged it.
                     next = if begin.elapsed() >= self.shared.attempt() / 2 { pause } else { PAUSES.1 };
                 }
