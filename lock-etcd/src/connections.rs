@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use etcd_client::{Client, KvClient};
 use leasehold_core::backend::kit::{PerRuntime, lock};
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, Result};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
@@ -331,37 +331,20 @@ async fn test(shared: &Arc<Shared>, idle: &Arc<Connection>) -> Result<Arc<Connec
     outcome
 }
 
-/// Connects to the first member that can be reached. If one does not reply soon, the next one is tried as well.
+/// Connects to the first member that can be reached.
 async fn open_any(shared: &Arc<Shared>) -> Result<Arc<Connection>, Failure> {
-    shared.connecting.at_once(|until| open_any_by(shared, until)).await
-}
-
-async fn open_any_by(shared: &Arc<Shared>, until: Instant) -> Result<Arc<Connection>, Failure> {
-    let (mut attempts, mut last) = (JoinSet::new(), None);
-    let mut members = shared.members.order();
-    loop {
-        if let Some(member) = members.next() {
+    let opened = shared.connecting.at_once(|until| {
+        let open = move |member| {
             let shared = shared.clone();
-            attempts.spawn(async move { Connection::open(&shared, member, until).await });
-        }
-        let next = Instant::now() + shared.attempt();
-        tokio::select! {
-            ended = attempts.join_next() => match ended {
-                Some(Ok(Ok(connection))) => {
-                    shared.members.prefer(connection.member);
-                    return Ok(Arc::new(connection));
-                }
-                Some(Ok(Err(failure @ Failure::Refused(_)))) => return Err(failure),
-                Some(Ok(Err(failure))) => last = Some(failure),
-                Some(Err(_)) => {}
-                None => {
-                    let none = || Failure::NotSent(Error::new(ErrorKind::Unavailable, "the URL names no host"));
-                    return Err(last.unwrap_or_else(none));
-                }
-            },
-            () = sleep_until(next) => {}
-        }
-    }
+            async move { Connection::open(&shared, member, until).await }
+        };
+        shared.members.open_any(shared.settings.timeout, open, |failure| matches!(failure, Failure::Refused(_)))
+    });
+    // Without a failure, the runtime shuts down.
+    let last = |mut failures: Vec<_>| failures.pop().unwrap_or_else(|| Failure::NotSent(Error::shut_down()));
+    let connection = opened.await.map_err(last)?;
+    shared.members.prefer(connection.member);
+    Ok(Arc::new(connection))
 }
 
 /// The connections of all runtimes that call the backend.

@@ -20,7 +20,6 @@ use leasehold_core::backend::kit::{PooledSession, SessionKeeper, lock};
 use leasehold_core::backend::{Claim, CoreHandle, Event, OwnerToken, PlaceNumber, Stamp};
 use leasehold_core::{Error, ErrorKind};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 use zookeeper_client::{CreateMode, SessionInfo};
 
@@ -73,33 +72,26 @@ impl Session {
         ttl: Duration,
         until: Instant,
     ) -> Result<Arc<Self>, Failure> {
-        let mut failures = Vec::new();
-        let mut attempts = JoinSet::new();
-        let (first, servers) = (shared.target.servers.nth(0), shared.target.servers.all().len());
-        let mut next = 0;
-        loop {
-            if next < servers {
-                let (shared, server, sent) = (shared.clone(), (first + next) % servers, core.stamp());
-                next += 1;
-                attempts.spawn(async move {
-                    let opened = Link::open(&shared, server, None, ttl + shared.more(), sent, until).await;
-                    (server, sent, opened)
-                });
-            }
-            let stagger = if next < servers { Instant::now() + shared.attempt() } else { until };
-            match timeout_at(stagger, attempts.join_next()).await {
-                Ok(Some(Ok((_, sent, Ok(link))))) => return Ok(Self::begin(shared, core, ttl, link, sent)),
-                Ok(Some(Ok((_, _, Err(NoLink::Failed(failure @ Failure::Refused(_))))))) => return Err(failure),
-                Ok(Some(Ok((server, _, Err(NoLink::Failed(failure)))))) => {
+        let is_final = |failure: &Failure| matches!(failure, Failure::Refused(_));
+        let open = |server| {
+            let (shared, sent) = (shared.clone(), core.stamp());
+            async move {
+                let link = timeout_at(until, Link::open(&shared, server, None, ttl + shared.more(), sent, until)).await;
+                let failure = match link {
+                    Ok(Ok(link)) => return Ok((link, sent)),
+                    Ok(Err(NoLink::Failed(failure))) => failure,
+                    Ok(Err(NoLink::Expired)) => Failure::NoSession,
+                    Err(_) => Failure::TimedOut,
+                };
+                if !is_final(&failure) {
                     shared.target.servers.avoid(server);
-                    failures.push(failure);
                 }
-                Ok(Some(Ok((.., Err(NoLink::Expired))) | Err(_))) => {}
-                Err(_) if next < servers => {}
-                Ok(None) if next < servers => {}
-                Ok(None) | Err(_) => return Err(none_connected(&failures)),
+                Err(failure)
             }
-        }
+        };
+        let opened = shared.target.servers.open_any(shared.settings.timeout, open, is_final).await;
+        let (link, sent) = opened.map_err(|failures| none_connected(&failures))?;
+        Ok(Self::begin(shared, core, ttl, link, sent))
     }
 
     fn begin(shared: &Arc<Shared>, core: &CoreHandle, requested: Duration, link: Link, sent: Stamp) -> Arc<Self> {

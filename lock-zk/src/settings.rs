@@ -143,7 +143,7 @@ fn options(files: &TlsFiles) -> Result<zookeeper_client::TlsOptions> {
     let pem = files.read()?;
     let Some(ca) = pem.ca else { return Err(Error::invalid("`zks://` needs `ca`: the file of the authority")) };
     // Beside the base64 of PEM, a file may have any text.
-    let text = |pem| String::from_utf8_lossy(pem);
+    let text = String::from_utf8_lossy;
     let unfit = |error| Error::invalid("a file of TLS in the URL has no certificate or no key").with_source(error);
     let options = zookeeper_client::TlsOptions::new().with_pem_ca(&text(&ca)).map_err(unfit)?;
     match &pem.identity {
