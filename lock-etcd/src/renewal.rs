@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use etcd_client::{GetOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse};
 use leasehold_core::FencingToken;
-use leasehold_core::backend::kit::Unconfirmed;
+use leasehold_core::backend::kit::{SessionRenewals, Unconfirmed};
 use leasehold_core::backend::{Claim, Confirmation, CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -57,7 +57,7 @@ pub(crate) async fn renew(
         if position == Position::Unknown { unknown.push(item) } else { items.push(item) }
     }
     let call = Call { inner: inner.clone(), core: core.clone(), connections: connections.clone(), begin, until };
-    let mut ready = JoinSet::new();
+    let mut ready = SessionRenewals::default();
     call.reply(items, replies, &mut ready);
     let mut reads = JoinSet::new();
     let most_operations = &inner.shared.most_operations;
@@ -82,11 +82,7 @@ pub(crate) async fn renew(
                 // The runtime shuts down.
                 Err(_) => {}
             },
-            Some(answered) = ready.join_next() => {
-                for (index, reply) in answered.into_iter().flatten() {
-                    replies.put(index, reply);
-                }
-            }
+            true = ready.put_next(replies) => {}
             else => return,
         }
     }
@@ -102,8 +98,6 @@ struct Call {
     until: Instant,
 }
 
-type Answered = Vec<(usize, RenewReply)>;
-
 /// How old a confirmation of a lease may be.
 fn age_of(key: &ClaimKey, position: Position) -> Duration {
     match position {
@@ -115,10 +109,8 @@ fn age_of(key: &ClaimKey, position: Position) -> Duration {
 }
 
 impl Call {
-    /// Replies to requests whose positions are known. What has to wait goes to `ready`: the claims of one session wait
-    /// together, and for no other session.
-    fn reply(&self, items: Vec<Item>, replies: &RenewReplies, ready: &mut JoinSet<Answered>) {
-        let mut waiting: Vec<(Arc<Session>, Vec<Item>)> = Vec::new();
+    /// Replies to requests whose positions are known. What has to wait goes to `ready`.
+    fn reply(&self, items: Vec<Item>, replies: &RenewReplies, ready: &mut SessionRenewals<Session, Item>) {
         for item in items {
             if item.position == Position::Gone {
                 replies.put(item.index, lost(&self.inner, &item.request.claim));
@@ -126,7 +118,7 @@ impl Call {
             }
             // The claim holds, and its key is still in a session with a shorter ttl.
             if item.position == Position::First && item.key.session.ttl < item.request.ttl {
-                ready.spawn(self.clone().prolong(item));
+                ready.begin_alone(self.clone().prolong(item));
                 continue;
             }
             let since = self.begin.minus(age_of(&item.key, item.position));
@@ -134,26 +126,17 @@ impl Call {
                 replies.put(item.index, reply_of(&item.key, item.position, confirmation));
                 continue;
             }
-            match waiting.iter_mut().find(|(session, _)| Arc::ptr_eq(session, &item.key.session)) {
-                Some((_, items)) => items.push(item),
-                None => waiting.push((item.key.session.clone(), vec![item])),
-            }
+            ready.add(item.key.session.clone(), item);
         }
-        for (_, items) in waiting {
-            let call = self.clone();
-            ready.spawn(async move {
-                let mut answered = Vec::with_capacity(items.len());
-                for item in items {
-                    let reply = call.confirmed(&item.request.claim, &item.key, item.position).await;
-                    answered.push((item.index, reply));
-                }
-                answered
-            });
-        }
+        let call = self.clone();
+        ready.begin(move |item| {
+            let call = call.clone();
+            async move { (item.index, call.confirmed(&item.request.claim, &item.key, item.position).await) }
+        });
     }
 
     /// Attaches the key of a lease to a session with the ttl that is wanted.
-    async fn prolong(self, item: Item) -> Answered {
+    async fn prolong(self, item: Item) -> (usize, RenewReply) {
         let Item { index, request, key, .. } = item;
         let claim = &request.claim;
         let attached = attach(&self.inner, &self.core, &self.connections, claim, &key, request.ttl, self.until);
@@ -162,7 +145,7 @@ impl Call {
             Ok(None) => lost(&self.inner, claim),
             Err(failure) => RenewReply::Unknown(failure.into()),
         };
-        vec![(index, reply)]
+        (index, reply)
     }
 
     /// The reply to one request, as soon as its session is confirmed.

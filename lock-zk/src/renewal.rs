@@ -3,16 +3,14 @@
 
 use std::sync::Arc;
 
-use leasehold_core::backend::kit::Unconfirmed;
+use leasehold_core::backend::kit::{SessionRenewals, Unconfirmed};
 use leasehold_core::backend::{CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp};
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::acquire::{age, of_place};
 use crate::errors::Failure;
 use crate::inner::Inner;
 use crate::queue::{Position, position};
-use crate::session::Session;
 use crate::slot::{Node, Slot, Stage};
 use crate::turn;
 
@@ -32,8 +30,6 @@ struct Item {
     node: Node,
 }
 
-type Answered = Vec<(usize, RenewReply)>;
-
 /// Renews leases and places.
 pub(crate) async fn renew(
     inner: &Arc<Inner>,
@@ -43,8 +39,7 @@ pub(crate) async fn renew(
     until: Instant,
 ) {
     let call = Call { inner: inner.clone(), core: core.clone(), begin: core.stamp(), until };
-    let mut ready: JoinSet<Answered> = JoinSet::new();
-    let mut held: Vec<(Arc<Session>, Vec<Item>)> = Vec::new();
+    let mut ready = SessionRenewals::default();
     for (index, request) in requests.iter().enumerate() {
         let Some(node) = Slot::of(&request.claim).node() else {
             replies.put(index, RenewReply::Lost);
@@ -56,31 +51,18 @@ pub(crate) async fn renew(
         // Each place has to look at its queue. The leases of a session share one confirmation.
         if item.node.stage == Stage::Waits {
             let call = call.clone();
-            ready.spawn(async move { vec![(item.index, call.place(&item).await)] });
+            ready.begin_alone(async move { (item.index, call.place(&item).await) });
         } else if item.node.confirmation().sent >= since {
             replies.put(index, reply_of(&item.node));
         } else {
-            match held.iter_mut().find(|(session, _)| Arc::ptr_eq(session, &item.node.session)) {
-                Some((_, items)) => items.push(item),
-                None => held.push((item.node.session.clone(), vec![item])),
-            }
+            ready.add(item.node.session.clone(), item);
         }
     }
-    for (_, items) in held {
+    ready.begin(move |item: Item| {
         let call = call.clone();
-        ready.spawn(async move {
-            let mut answered = Vec::with_capacity(items.len());
-            for item in items {
-                answered.push((item.index, call.lease(&item).await));
-            }
-            answered
-        });
-    }
-    while let Some(answered) = ready.join_next().await {
-        for (index, reply) in answered.into_iter().flatten() {
-            replies.put(index, reply);
-        }
-    }
+        async move { (item.index, call.lease(&item).await) }
+    });
+    while ready.put_next(replies).await {}
 }
 
 impl Call {
