@@ -8,7 +8,6 @@ use leasehold_core::backend::kit::restart::Quarantine;
 use leasehold_core::backend::kit::{Attempt, connect_to_any};
 use sqlx::mysql::{MySqlConnection, MySqlDatabaseError, MySqlRow, MySqlSslMode};
 use sqlx::{AssertSqlSafe, Connection, Executor, Row, SqlStr};
-use tokio::net::lookup_host;
 use tokio::time::{Instant, timeout_at};
 
 use crate::errors::Failure;
@@ -102,9 +101,8 @@ async fn log_in(shared: &Shared, attempt: &Attempt<'_>) -> Result<MySqlConnectio
     if matches!(options.get_ssl_mode(), MySqlSslMode::VerifyIdentity) || options.get_socket().is_some() {
         return attempt.step(LOG_IN, MySqlConnection::connect_with(options)).await?.map_err(failed);
     }
-    let (host, port) = (options.get_host(), options.get_port());
-    let target = (host.to_owned(), port);
-    let lookup = shared.lookups.addresses(host, || async { Ok(lookup_host(target).await?.collect()) });
+    let host = options.get_host();
+    let lookup = shared.lookups.of(host, (host.to_owned(), options.get_port()));
     let addresses = attempt.step("the lookup of its name", lookup).await?;
     let addresses = addresses.map_err(|error| failed(error.into()))?;
     let connect = |address: SocketAddr| {

@@ -13,7 +13,7 @@ use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::SockRef;
 use redis::{AsyncConnectionConfig, Client, ConnectionAddr};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use crate::errors::Failure;
@@ -63,8 +63,7 @@ pub(crate) async fn connect(
     let info = client.get_connection_info();
     match info.addr() {
         ConnectionAddr::Tcp(host, port) => {
-            let target = (host.clone(), *port);
-            let lookup = lookups.addresses(host, || async { Ok(lookup_host(target).await?.collect()) });
+            let lookup = lookups.of(host, (host.clone(), *port));
             let addresses = step(attempt, "the lookup of its name", lookup).await?.map_err(io)?;
             let tcp = tcp(addresses, info.tcp_settings());
             let stream = step(attempt, "the TCP connection", tcp).await?.map_err(io)?;

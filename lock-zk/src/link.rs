@@ -13,7 +13,7 @@ use std::time::Duration;
 use leasehold_core::backend::Stamp;
 use leasehold_core::backend::kit::{Lookups, connect_to_any, lock};
 use spawns_core::{Spawn, Task, enter};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
@@ -237,9 +237,7 @@ impl Link {
 /// The address of a host that accepts connections, if it has several. The client crate tries one after the other, each
 /// until it gives up.
 async fn live_address(lookups: &Lookups, address: &str) -> String {
-    let host = address.to_owned();
-    let lookup = lookups.addresses(address, || async { Ok(lookup_host(host).await?.collect()) });
-    let Ok(addresses) = lookup.await else { return address.to_owned() };
+    let Ok(addresses) = lookups.of(address, address.to_owned()).await else { return address.to_owned() };
     let live = match addresses[..] {
         [only] => Ok(only),
         _ => connect_to_any(addresses, TcpStream::connect).await.and_then(|stream| stream.peer_addr()),

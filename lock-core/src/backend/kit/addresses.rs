@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Mutex;
 
 use tokio::runtime::{Handle, Id};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::sync::lock;
 
@@ -21,11 +21,18 @@ type Found = Option<Result<Vec<SocketAddr>, (io::ErrorKind, String)>>;
 pub struct Lookups(Mutex<HashMap<(Id, String), watch::Receiver<Found>>>);
 
 impl Lookups {
-    /// The addresses of a host, by `lookup` in a task of the current runtime. Cancel safe.
+    /// The addresses of a host and port, by the resolver of the system. `name` is the same for the same host. Cancel
+    /// safe.
     ///
     /// # Errors
-    /// Those of `lookup`.
-    pub async fn addresses<F>(&self, host: &str, lookup: impl FnOnce() -> F) -> io::Result<Vec<SocketAddr>>
+    /// Those of the resolver.
+    pub async fn of(&self, name: &str, host: impl ToSocketAddrs + Send + 'static) -> io::Result<Vec<SocketAddr>> {
+        // In a thread, because the resolver blocks.
+        self.addresses(name, || async { spawn_blocking(move || Ok(host.to_socket_addrs()?.collect())).await? }).await
+    }
+
+    /// The addresses of a host, by `lookup` in a task of the current runtime.
+    async fn addresses<F>(&self, host: &str, lookup: impl FnOnce() -> F) -> io::Result<Vec<SocketAddr>>
     where
         F: Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'static,
     {
@@ -121,6 +128,14 @@ mod tests {
         let refused = connect_to_any(host(&[REFUSING, REFUSING]), connect).await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
         assert_eq!(connect_to_any(host(&[]), connect).await.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[tokio::test]
+    async fn an_address_is_its_own_lookup() {
+        let lookups = Lookups::default();
+        assert_eq!(lookups.of("127.0.0.1", ("127.0.0.1".to_owned(), 7)).await.unwrap(), host(&[7]));
+        assert_eq!(lookups.of("127.0.0.1:7", "127.0.0.1:7".to_owned()).await.unwrap(), host(&[7]));
+        assert!(lookups.of("nonsense", "nonsense".to_owned()).await.is_err());
     }
 
     #[tokio::test(start_paused = true)]
