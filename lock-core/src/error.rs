@@ -105,6 +105,12 @@ impl Error {
         Self::new(ErrorKind::Unavailable, "the server has ended the session of this client")
     }
 
+    /// The stored state of a lock has a format that this version does not know. `what` has it: `the row`.
+    pub fn other_format(what: &str) -> Self {
+        let text = format!("{what} of this lock has another format: a newer version of Leasehold may have written it");
+        Self::new(ErrorKind::Unsupported, text)
+    }
+
     /// Adds the cause. This error's own text does not repeat it.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::attach::attach;
 use crate::connections::Connections;
-use crate::errors::{Failure, other_format};
+use crate::errors::Failure;
 use crate::inner::Inner;
 use crate::keys;
 use crate::pauses::Pauses;
@@ -144,7 +144,7 @@ impl Attempt<'_> {
                     let is_first = first.revision == revision;
                     if !is_first && keys::read_value(&first.value).is_none() {
                         self.leave(&entry.key).await?;
-                        return Err(Failure::Refused(other_format()));
+                        return Err(Failure::other_format());
                     }
                     let session = places.filter(|places| places.id == lease).unwrap_or(session);
                     let place = Place { key: entry.key.into_bytes(), revision, lease, value: Vec::new() };
@@ -169,7 +169,7 @@ impl Attempt<'_> {
                         let first = first.ok_or(Failure::UnexpectedReply)?;
                         return match keys::read_value(&first.value) {
                             Some(_) => Ok(Found::Held),
-                            None => Err(Failure::Refused(other_format())),
+                            None => Err(Failure::other_format()),
                         };
                     }
                 }

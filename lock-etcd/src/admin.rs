@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::backend::EtcdBackend;
 use crate::connections::Connections;
-use crate::errors::{Failure, other_format};
+use crate::errors::Failure;
 use crate::keys::{QueueKey, range_end, read_value};
 use crate::transactions::{Place, number_of, place};
 
@@ -146,7 +146,7 @@ impl EtcdBackend {
         let mut places = reply.kvs().iter().map(place);
         let Some(first) = places.next() else { return Ok(None) };
         if read_value(&first.value).is_none() {
-            return Err(Failure::Refused(other_format()));
+            return Err(Failure::other_format());
         }
         if number_of(first.revision).get() != token.get() {
             return Ok(None);
@@ -184,7 +184,7 @@ fn add(queues: &mut Vec<Queue>, name: &str, is_claim: bool, place: Place) {
 }
 
 async fn state_of(first: &Place, waiters: u64, leases: &mut Leases) -> Result<LockInfo, Failure> {
-    let holder = read_value(&first.value).ok_or_else(|| Failure::Refused(other_format()))?;
+    let holder = read_value(&first.value).ok_or_else(Failure::other_format)?;
     let left = leases.left(first.lease).await?;
     let token = FencingToken::new(number_of(first.revision).get());
     Ok(LockInfo::new(Some(token), vec![LeaseInfo::new(token, left, holder)], Some(waiters)))

@@ -79,6 +79,11 @@ impl Failure {
         }
     }
 
+    /// The stored state has a format that this version does not know.
+    pub(crate) fn other_format() -> Self {
+        Self::Refused(Error::other_format("the key"))
+    }
+
     /// The error of a request that changes nothing: its outcome is never in doubt.
     pub(crate) fn without_effect(self) -> Error {
         Error::from(self).without_effect()
@@ -134,12 +139,6 @@ pub(crate) fn not_connected(address: &str, cause: Option<Error>) -> Failure {
         Some(cause) => error.with_source(cause),
         None => error,
     })
-}
-
-/// The stored state has a format that this version does not know.
-pub(crate) fn other_format() -> Error {
-    let text = "the key of this lock has another format: a newer version of Leasehold may have written it";
-    Error::new(ErrorKind::Unsupported, text)
 }
 
 /// Whether the request never left this process.

@@ -109,6 +109,11 @@ impl Failure {
         }
     }
 
+    /// The row has a format that this version does not know.
+    pub(crate) fn other_format() -> Self {
+        Self::Refused(Error::other_format("the row"))
+    }
+
     /// The error of a request that changes nothing: its outcome is never in doubt.
     pub(crate) fn without_effect(self) -> Error {
         Error::from(self).without_effect()
@@ -141,12 +146,6 @@ impl From<Failure> for Error {
             Failure::UnexpectedReply => Self::unexpected_reply(),
         }
     }
-}
-
-/// The row has a format that this version does not know.
-pub(crate) fn other_format() -> Error {
-    let text = "the row of this lock has another format: a newer version of Leasehold may have written it";
-    Error::new(ErrorKind::Unsupported, text)
 }
 
 /// The server accepts no writes.

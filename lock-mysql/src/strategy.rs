@@ -5,7 +5,7 @@
 use leasehold_core::{Error, ErrorKind};
 use tokio::time::Instant;
 
-use crate::errors::{Failure, other_format};
+use crate::errors::Failure;
 use crate::pool::{Checkout, Pool};
 use crate::settings::Strategy;
 use crate::sql::get;
@@ -55,7 +55,7 @@ pub(crate) fn refuse_other(own: Strategy, format: &[u8]) -> Result<(), Failure> 
     match format {
         format if format == known.as_bytes() => Ok(()),
         format if format == other.as_bytes() => Err(Failure::Refused(Error::new(ErrorKind::Unsupported, text))),
-        _ => Err(Failure::Refused(other_format())),
+        _ => Err(Failure::other_format()),
     }
 }
 

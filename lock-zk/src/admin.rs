@@ -7,7 +7,7 @@ use leasehold_core::{FencingToken, LeaseInfo, LockInfo, LockName, Result};
 use tokio::time::Instant;
 
 use crate::backend::ZkBackend;
-use crate::errors::{Failure, other_format};
+use crate::errors::Failure;
 use crate::link::Link;
 use crate::nodes::{is_lock, names_with, parse_all, read_data};
 use crate::order::Child;
@@ -68,7 +68,7 @@ impl ZkBackend {
         let lock = shared.nodes.lock(name);
         let Some(holder) = shown(&link, &lock, until).await.map_err(Failure::not_sent)? else { return Ok(None) };
         if read_data(&holder.data).is_none() {
-            return Err(Failure::Refused(other_format()));
+            return Err(Failure::other_format());
         }
         if holder.created.unsigned_abs() != token.get() {
             return Ok(None);
@@ -127,7 +127,7 @@ async fn read_all(link: &Link, root: &str, names: &[String], until: Instant) -> 
 }
 
 fn state_of(shown: &Shown) -> Result<LockInfo, Failure> {
-    let (ttl, holder) = read_data(&shown.data).ok_or_else(|| Failure::Refused(other_format()))?;
+    let (ttl, holder) = read_data(&shown.data).ok_or_else(Failure::other_format)?;
     let token = FencingToken::new(shown.created.unsigned_abs());
     // The server does not say when a session ends.
     Ok(LockInfo::new(Some(token), vec![LeaseInfo::of_unknown_age(token, ttl, holder)], Some(shown.waiters)))

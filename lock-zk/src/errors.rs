@@ -61,6 +61,11 @@ impl Failure {
         }
     }
 
+    /// The stored state has a format that this version does not know.
+    pub(crate) fn other_format() -> Self {
+        Self::Refused(Error::other_format("a node"))
+    }
+
     /// The error of a request that changes nothing: its outcome is never in doubt.
     pub(crate) fn without_effect(self) -> Error {
         Error::from(self).without_effect()
@@ -119,12 +124,6 @@ pub(crate) fn none_connected(failures: &[Failure]) -> Failure {
             Failure::NotSent(Error::new(ErrorKind::Unavailable, texts.join("; ")))
         }
     }
-}
-
-/// The stored state has a format that this version does not know.
-pub(crate) fn other_format() -> Error {
-    let text = "a node of this lock has another format: a newer version of Leasehold may have created it";
-    Error::new(ErrorKind::Unsupported, text)
 }
 
 /// The servers end a session sooner than a lease of this ttl.

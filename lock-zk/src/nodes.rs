@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use leasehold_core::{Error, HolderInfo, LockName};
 
-use crate::errors::{Failure, other_format};
+use crate::errors::Failure;
 use crate::order::Child;
 
 /// The longest encoded name: every byte takes three. So an encoded name is never a digest.
@@ -94,7 +94,7 @@ pub(crate) fn parse(name: &str) -> Option<Child> {
 
 /// Takes all names of a queue apart.
 pub(crate) fn parse_all(names: &[String]) -> Result<Vec<Child>, Failure> {
-    names.iter().map(|name| parse(name).ok_or_else(|| Failure::Refused(other_format()))).collect()
+    names.iter().map(|name| parse(name).ok_or_else(Failure::other_format)).collect()
 }
 
 /// The data of the node of a claim.

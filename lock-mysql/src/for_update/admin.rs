@@ -11,7 +11,7 @@ use super::backend::ForUpdate;
 use super::connection::Endpoint;
 use super::fences;
 use super::statements::{self, KEEP_TOKEN, RAISE_TOKEN, Statements};
-use crate::errors::{Failure, other_format};
+use crate::errors::Failure;
 use crate::examine::examine;
 use crate::sql::{duration, get};
 use crate::strategy;
@@ -55,7 +55,7 @@ impl ForUpdate {
         let rows = self.fetch(Statements::new(name).inspect(), self.until()).await?;
         // The last row is the number of waiters.
         let [row, waiters] = &rows[..] else { return Ok(None) };
-        let info = read_row(row)?.ok_or_else(|| Failure::Refused(other_format()))?;
+        let info = read_row(row)?.ok_or_else(Failure::other_format)?;
         // A user who does not see the holder's connection does not see those of waiters either.
         let is_shown = !info.is_held() || is_shown(row)?;
         let waiters = u64::try_from(get::<i64>(waiters, 0)?).unwrap_or_default();

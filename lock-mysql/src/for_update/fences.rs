@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::connection::Endpoint;
 use super::statements::{self, Kill, OTHER_FORMAT, Statements, addresses};
-use crate::errors::{Failure, other_format};
+use crate::errors::Failure;
 use crate::pool::{Checkout, Pool};
 use crate::settings::Strategy;
 use crate::sql::get;
@@ -36,7 +36,7 @@ pub(super) async fn raise(pool: &Pool, statements: String, until: Instant) -> Re
     let row = &row?;
     let (token, still_holds, wait): (u64, i64, i64) = (get(row, 0)?, get(row, 1)?, get(row, 2)?);
     match (token, u64::try_from(wait).unwrap_or_default()) {
-        (OTHER_FORMAT, _) => Err(Failure::Refused(other_format())),
+        (OTHER_FORMAT, _) => Err(Failure::other_format()),
         _ if still_holds != 1 => {
             let text = "the server ended the connection of the lease";
             Err(Failure::Refused(Error::new(ErrorKind::Unavailable, text)))

@@ -6,7 +6,7 @@ use leasehold_core::backend::Admin;
 use leasehold_core::{FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
 use sqlx::mysql::MySqlRow;
 
-use crate::errors::{Failure, other_format};
+use crate::errors::Failure;
 use crate::examine::examine;
 use crate::row::backend::RowLease;
 use crate::row::statements::{BREAK, COUNT, INSPECT, IS_READABLE, LIST, LIST_UNREADABLE};
@@ -34,7 +34,7 @@ impl RowLease {
         let rows = rows?;
         let Some(row) = rows.first() else { return Ok(None) };
         match get::<i64>(row, 0)? {
-            0 => Err(Failure::Refused(other_format())),
+            0 => Err(Failure::other_format()),
             _ => read_row(row).map(Some),
         }
     }
@@ -61,7 +61,7 @@ impl RowLease {
         if let Some(row) = rows.first()
             && get::<i64>(row, 0)? == 0
         {
-            return Err(Failure::Refused(other_format()));
+            return Err(Failure::other_format());
         }
         let done = connection.execute(sqlx::query(BREAK).bind(bytes(name)).bind(token.get()), until).await;
         connection.put_back();

@@ -12,7 +12,7 @@ use leasehold_core::backend::kit::restart::{
 };
 use tokio::time::Instant;
 
-use crate::errors::{BACKEND, Failure, other_format, read_only};
+use crate::errors::{BACKEND, Failure, read_only};
 use crate::pool::Checkout;
 use crate::row::run::{State, read_after};
 
@@ -90,7 +90,7 @@ async fn read(
             Ok(Decision::Grants(grants)) => {
                 return Ok(Quarantine::new(grants, Instant::now(), BACKEND, &shared.address));
             }
-            Err(_) => return Err(Failure::Refused(other_format())),
+            Err(_) => return Err(Failure::other_format()),
         }
     }
 }

@@ -10,7 +10,7 @@ use leasehold_core::{FencingToken, LockName};
 use tokio::time::Instant;
 
 use crate::connections::Connections;
-use crate::errors::{Failure, other_format};
+use crate::errors::Failure;
 use crate::pool::Checkout;
 use crate::row::quarantine;
 use crate::row::released::Released;
@@ -113,7 +113,7 @@ impl Rows {
             .bind(ttl);
         let sent = core.stamp();
         let acquired = match connection.execute(statement, until).await?.last_insert_id() {
-            OTHER_FORMAT => return Err(Failure::Refused(other_format())),
+            OTHER_FORMAT => return Err(Failure::other_format()),
             WAS_WITHDRAWN => Acquired::Withdrawn,
             busy if busy & BUSY != 0 => Acquired::Held(Duration::from_micros(busy & !BUSY)),
             token => Acquired::Granted(FencingToken::new(token)),
@@ -170,7 +170,7 @@ impl Rows {
             .bind(owner)
             .bind(owner);
         match self.connections.calls.pool()?.execute(statement, until).await?.last_insert_id() {
-            OTHER_FORMAT => Err(Failure::Refused(other_format())),
+            OTHER_FORMAT => Err(Failure::other_format()),
             was_held => Ok(was_held == WAS_HELD),
         }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use leasehold_core::backend::kit::restart::Reading;
 use sqlx::mysql::MySqlRow;
 
-use crate::errors::{Failure, other_format};
+use crate::errors::Failure;
 use crate::settings::Strategy;
 use crate::sql::{duration, get, literal};
 use crate::strategy;
@@ -105,7 +105,7 @@ impl State {
                 Some(RunRow {
                     seen: get(row, 5)?,
                     since: duration(get(row, 6)?),
-                    key: String::from_utf8(get(row, 7)?).map_err(|_| Failure::Refused(other_format()))?,
+                    key: String::from_utf8(get(row, 7)?).map_err(|_| Failure::other_format())?,
                 })
             }
         };
