@@ -118,6 +118,12 @@ impl Error {
         self
     }
 
+    /// Adds a text as the cause, such as that of an error reply of the server.
+    #[must_use]
+    pub fn with_cause(self, text: impl Into<String>) -> Self {
+        self.with_source(Cause(text.into()))
+    }
+
     /// Marks a limit that passes without an operator, such as connections that other clients close again. A wait for a
     /// lock then continues after a [`Capacity`](ErrorKind::Capacity) error, which would otherwise end it.
     #[must_use]
@@ -203,6 +209,18 @@ impl std::error::Error for Error {
         self.0.source.as_deref().map(|source| source as _)
     }
 }
+
+/// A cause that is a text alone.
+#[derive(Debug)]
+struct Cause(String);
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Cause {}
 
 #[cfg(test)]
 mod tests {

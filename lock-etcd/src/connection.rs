@@ -43,7 +43,7 @@ impl Connection {
         let channel = match connected {
             Ok(Ok(channel)) => channel,
             Ok(Err(error)) => {
-                let cause = Error::new(ErrorKind::Unavailable, "the connection failed").with_source(Texts::of(&error));
+                let cause = Error::new(ErrorKind::Unavailable, "the connection failed").with_cause(texts_of(&error));
                 return Err(not_connected(&target.address, Some(cause)));
             }
             Err(_) => return Err(not_connected(&target.address, None)),
@@ -142,26 +142,7 @@ impl Connection {
 }
 
 /// The texts of an error and its causes. The errors of the transport print no cause.
-#[derive(Debug)]
-struct Texts(String);
-
-impl Texts {
-    fn of(error: &dyn std::error::Error) -> Self {
-        let mut texts = error.to_string();
-        let mut source = error.source();
-        while let Some(error) = source {
-            texts.push_str(": ");
-            texts.push_str(&error.to_string());
-            source = error.source();
-        }
-        Self(texts)
-    }
+fn texts_of(error: &dyn std::error::Error) -> String {
+    let texts: Vec<_> = std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect();
+    texts.join(": ")
 }
-
-impl std::fmt::Display for Texts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Texts {}

@@ -44,37 +44,37 @@ impl Failure {
 
     fn status(status: &Status) -> Self {
         let text = status.message();
-        let cause = Reply { code: status.code(), text: text.to_owned() };
+        let cause = format!("{:?}: {text}", status.code());
         if !text.starts_with(SERVER) {
             if was_not_sent(status) {
                 let error = Error::new(ErrorKind::Unavailable, "cannot connect to the server");
-                return Self::NotSent(error.with_source(cause));
+                return Self::NotSent(error.with_cause(cause));
             }
             return match status.code() {
                 Code::Unimplemented => {
                     let text = "the server does not know the request: etcd 3.4 or later is needed";
-                    Self::Refused(Error::new(ErrorKind::Unsupported, text).with_source(cause))
+                    Self::Refused(Error::new(ErrorKind::Unsupported, text).with_cause(cause))
                 }
-                _ => Self::Disconnected(Error::connection_broke().with_source(cause)),
+                _ => Self::Disconnected(Error::connection_broke().with_cause(cause)),
             };
         }
         match REPLIES.iter().find(|(texts, _)| texts.iter().any(|known| text[SERVER.len()..].starts_with(known))) {
             Some((_, Meaning::NoLease)) => Self::NoLease,
             Some((_, Meaning::Elsewhere(text))) => {
-                Self::Elsewhere(Error::new(ErrorKind::Unavailable, *text).with_source(cause))
+                Self::Elsewhere(Error::new(ErrorKind::Unavailable, *text).with_cause(cause))
             }
             Some((_, Meaning::Token)) => {
-                Self::Token(Error::new(ErrorKind::Auth, "the server refuses the token of the user").with_source(cause))
+                Self::Token(Error::new(ErrorKind::Auth, "the server refuses the token of the user").with_cause(cause))
             }
-            Some((_, Meaning::Refused(kind, text))) => Self::Refused(Error::new(*kind, *text).with_source(cause)),
+            Some((_, Meaning::Refused(kind, text))) => Self::Refused(Error::new(*kind, *text).with_cause(cause)),
             Some((_, Meaning::TooManyOperations)) => {
-                Self::TooManyOperations(Error::new(ErrorKind::Unsupported, TOO_FEW_OPERATIONS).with_source(cause))
+                Self::TooManyOperations(Error::new(ErrorKind::Unsupported, TOO_FEW_OPERATIONS).with_cause(cause))
             }
             Some((_, Meaning::Unknown(text))) => {
-                Self::Unknown(Error::new(ErrorKind::Indeterminate, *text).with_source(cause))
+                Self::Unknown(Error::new(ErrorKind::Indeterminate, *text).with_cause(cause))
             }
             None => Self::Unknown(
-                Error::new(ErrorKind::Indeterminate, "the server replied with an error").with_source(cause),
+                Error::new(ErrorKind::Indeterminate, "the server replied with an error").with_cause(cause),
             ),
         }
     }
@@ -158,21 +158,6 @@ const LEASE_NOT_FOUND: &str = "lease not found";
 
 /// Every error of the server begins so.
 const SERVER: &str = "etcdserver: ";
-
-/// An error reply of the server.
-#[derive(Debug)]
-struct Reply {
-    code: Code,
-    text: String,
-}
-
-impl std::fmt::Display for Reply {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?}: {}", self.code, self.text)
-    }
-}
-
-impl std::error::Error for Reply {}
 
 enum Meaning {
     NoLease,

@@ -1,7 +1,5 @@
 //! Maps every failure of a command to an error. The kind says what the failure means for the lock.
 
-use std::fmt;
-
 use leasehold_core::{Error, ErrorKind};
 use redis::{RedisError, ServerError, Value};
 
@@ -79,7 +77,7 @@ impl From<Failure> for Error {
 pub(crate) fn refused(text: &str) -> Error {
     let row = REFUSALS.iter().find(|(code, ..)| text.contains(code));
     let (kind, hint) = row.map_or((ErrorKind::Indeterminate, "the server replied with an error"), |&(_, k, h)| (k, h));
-    let error = Error::new(kind, hint).with_source(Refusal(harmless(text)));
+    let error = Error::new(kind, hint).with_cause(harmless(text));
     // The limit passes when other clients disconnect, so a waiter keeps waiting.
     if text.contains(TOO_MANY_CLIENTS) { error.passing_by_itself() } else { error }
 }
@@ -159,18 +157,6 @@ fn harmless(mut text: &str) -> String {
     let end = text.find("with args beginning").unwrap_or(text.len());
     text[..end].trim_end_matches([' ', ',']).to_owned()
 }
-
-/// The error text of the server.
-#[derive(Debug)]
-struct Refusal(String);
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Refusal {}
 
 /// Maps a failure to connect. Nothing was sent that could have had an effect.
 pub(crate) fn not_connected(failure: Failure, address: &str) -> Error {
