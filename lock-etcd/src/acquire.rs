@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::kit::{PooledSession, Unconfirmed};
+use leasehold_core::backend::kit::{PooledSession, SessionKeeper, Unconfirmed};
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Confirmation, CoreHandle, Grant, LONGEST_PLACE_TTL, LeaseKind, OnContention, Stamp,
 };
@@ -115,7 +115,7 @@ impl Attempt<'_> {
             // Beside the transaction, because a grant needs a confirmation that is this young. An attempt that does not
             // wait is likely to be refused, and sends none.
             if how == How::IfFree && self.request.on_contention == OnContention::Queue {
-                session.refresh(self.core.stamp(), ttl / FRESH, self.until);
+                SessionKeeper::refresh(&session, self.core.stamp().minus(ttl / FRESH), self.until);
             }
             let entry = self.inner.entry(claim, &session, places.as_deref());
             let sent = self.core.stamp();
@@ -256,14 +256,14 @@ impl Attempt<'_> {
             }
         }
         let number = number_of(place.revision);
-        let ttl = of_claim.session.newest(number).ttl;
-        let confirmed = match (is_first, is_new && !is_fixed) {
+        let ttl = of_claim.session.keeper.newest(number).ttl;
+        let since = match (is_first, is_new && !is_fixed) {
             // A repeated acquire, and a fixed lease, last for the whole ttl from now on.
-            (true, false) => of_claim.session.confirm(self.begin, number, self.until).await,
-            (true, true) => of_claim.session.confirm(self.begin.minus(ttl / FRESH), number, self.until).await,
-            (false, _) => of_claim.session.confirm(self.begin.minus(ttl / OLDEST), number, self.until).await,
+            (true, false) => self.begin,
+            (true, true) => self.begin.minus(ttl / FRESH),
+            (false, _) => self.begin.minus(ttl / OLDEST),
         };
-        let confirmation = match confirmed {
+        let confirmation = match SessionKeeper::confirm(&of_claim.session, since, number, self.until).await {
             Ok(confirmation) => confirmation,
             Err(Unconfirmed::Gone) => {
                 self.slot().forget_key();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::kit::Unconfirmed;
+use leasehold_core::backend::kit::{SessionKeeper, Unconfirmed};
 use leasehold_core::backend::{Claim, CoreHandle};
 use tokio::time::Instant;
 
@@ -14,10 +14,6 @@ use crate::pauses::Pauses;
 use crate::sessions::Sessions;
 use crate::slot::{ClaimKey, Slot};
 use crate::transactions::{self, Attached, number_of};
-
-/// A confirmation that is older than this part of the ttl is renewed. It is less than a third, so that leases that were
-/// granted at different times are renewed together from then on.
-pub(crate) const AGE: u32 = 6;
 
 /// Attaches the key of a claim to a session with a longer ttl. `None` if the key is gone.
 pub(crate) async fn attach(
@@ -42,8 +38,8 @@ pub(crate) async fn attach(
         };
         // The key must not be attached to a session that is about to end: a late copy of the request could do that,
         // too.
-        let fresh = core.stamp().minus(ttl / AGE);
-        match session.confirm(fresh, number_of(key.revision), until).await {
+        let fresh = core.stamp().minus(ttl / SessionKeeper::AGE);
+        match SessionKeeper::confirm(&session, fresh, number_of(key.revision), until).await {
             Ok(_) => {}
             Err(Unconfirmed::Gone) => {
                 inner.sessions.forget(&session);

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use etcd_client::{GetOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse};
 use leasehold_core::FencingToken;
-use leasehold_core::backend::kit::{SessionRenewals, Unconfirmed};
+use leasehold_core::backend::kit::{SessionKeeper, SessionRenewals, Unconfirmed};
 use leasehold_core::backend::{Claim, Confirmation, CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::attach::{AGE, attach};
+use crate::attach::attach;
 use crate::connections::Connections;
 use crate::errors::Failure;
 use crate::inner::Inner;
@@ -52,7 +52,7 @@ pub(crate) async fn renew(
         // May be stale: the watch of a member that lags behind. A lease whose keep-alive is confirmed still has its
         // key, unless an operator has deleted the key, which the watch will report.
         let position = inner.watcher.position(request.claim.name(), request.claim.owner());
-        key.session.refresh(begin, age_of(&key, position), until);
+        SessionKeeper::refresh(&key.session, begin.minus(age_of(&key, position)), until);
         let item = Item { index, request: request.clone(), key, position };
         if position == Position::Unknown { unknown.push(item) } else { items.push(item) }
     }
@@ -102,7 +102,7 @@ struct Call {
 fn age_of(key: &ClaimKey, position: Position) -> Duration {
     match position {
         // A fixed lease is renewed once, to its whole ttl.
-        Position::First if !key.is_fixed => key.session.newest(number_of(key.revision)).ttl / AGE,
+        Position::First if !key.is_fixed => key.session.keeper.newest(number_of(key.revision)).ttl / SessionKeeper::AGE,
         // A waiter wants to know the state of now: the watch may have been silent.
         _ => Duration::ZERO,
     }
@@ -122,7 +122,7 @@ impl Call {
                 continue;
             }
             let since = self.begin.minus(age_of(&item.key, item.position));
-            if let Some(confirmation) = item.key.session.confirmed_since(since, number_of(item.key.revision)) {
+            if let Some(confirmation) = item.key.session.keeper.confirmed_since(since, number_of(item.key.revision)) {
                 replies.put(item.index, reply_of(&item.key, item.position, confirmation));
                 continue;
             }
@@ -151,7 +151,7 @@ impl Call {
     /// The reply to one request, as soon as its session is confirmed.
     async fn confirmed(&self, claim: &Claim, key: &ClaimKey, position: Position) -> RenewReply {
         let since = self.begin.minus(age_of(key, position));
-        match key.session.confirm(since, number_of(key.revision), self.until).await {
+        match SessionKeeper::confirm(&key.session, since, number_of(key.revision), self.until).await {
             Ok(confirmation) => reply_of(key, position, confirmation),
             Err(Unconfirmed::Gone) => {
                 self.inner.sessions.forget(&key.session);

@@ -12,8 +12,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use etcd_client::LeaseGrantOptions;
 use leasehold_core::Error;
-use leasehold_core::backend::kit::{KeptSession, PooledSession, SessionKeeper, Unconfirmed};
-use leasehold_core::backend::{Confirmation, CoreHandle, PlaceNumber, Stamp};
+use leasehold_core::backend::kit::{KeptSession, PooledSession, SessionKeeper};
+use leasehold_core::backend::{CoreHandle, PlaceNumber, Stamp};
 use tokio::time::Instant;
 
 use crate::capabilities::SECOND;
@@ -32,7 +32,7 @@ pub(crate) struct Session {
     /// Those of the keeper's runtime, while the backend lives. A claim may keep its session for longer.
     connections: Weak<Connections>,
     core: CoreHandle,
-    keeper: SessionKeeper,
+    pub(crate) keeper: SessionKeeper,
 }
 
 impl Session {
@@ -76,31 +76,6 @@ impl Session {
     /// The epoch key had this mod revision. It only rises.
     pub(crate) fn note_epoch(&self, revision: i64) {
         self.epoch.fetch_max(revision, Ordering::AcqRel);
-    }
-
-    /// The newest confirmation, for a place or lease with this number.
-    pub(crate) fn newest(&self, place: PlaceNumber) -> Confirmation {
-        self.keeper.newest(place)
-    }
-
-    /// Sends a keep-alive unless the newest one is as young as `age`, and waits for nothing.
-    pub(crate) fn refresh(self: &Arc<Self>, now: Stamp, age: Duration, until: Instant) {
-        SessionKeeper::refresh(self, now.minus(age), until);
-    }
-
-    /// A confirmation that is no older than `since`, if that is known without another request.
-    pub(crate) fn confirmed_since(&self, since: Stamp, place: PlaceNumber) -> Option<Confirmation> {
-        self.keeper.confirmed_since(since, place)
-    }
-
-    /// Waits for a confirmation that is no older than `since`.
-    pub(crate) async fn confirm(
-        self: &Arc<Self>,
-        since: Stamp,
-        place: PlaceNumber,
-        until: Instant,
-    ) -> Result<Confirmation, Unconfirmed> {
-        SessionKeeper::confirm(self, since, place, until).await
     }
 }
 

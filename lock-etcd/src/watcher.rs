@@ -440,7 +440,7 @@ fn carry_out(core: &CoreHandle, decisions: Vec<Decision<Claim>>) {
                     place,
                     token: FencingToken::new(number),
                     // The key exists, so the session lives, and its newest confirmation is one of the lease.
-                    confirmation: Some(key.session.newest(place)),
+                    confirmation: Some(key.session.keeper.newest(place)),
                 });
             }
             Decision::Gone { of: claim, owner } => {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::Error;
-use leasehold_core::backend::kit::Unconfirmed;
+use leasehold_core::backend::kit::{SessionKeeper, Unconfirmed};
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Grant, LeaseKind, OnContention, Stamp,
+    AcquireOutcome, AcquireRequest, Claim, Confirmation, CoreHandle, Grant, LeaseKind, OnContention, PlaceNumber, Stamp,
 };
 use tokio::time::{Instant, timeout_at};
 use zookeeper_client::{Client, CreateMode, CreateSequence, Error as ClientError, Stat};
@@ -311,7 +311,7 @@ impl Attempt<'_> {
         let since = self.begin.minus(node.session.ttl().saturating_sub(self.request.ttl));
         let confirmed = match node.sent >= since {
             true => Ok(()),
-            false => node.session.confirm(since, self.until).await,
+            false => SessionKeeper::confirm(&node.session, since, PlaceNumber::NONE, self.until).await.map(drop),
         };
         match confirmed {
             Ok(()) => {}
@@ -375,9 +375,4 @@ pub(crate) fn of_place(confirmation: Confirmation, sent: Stamp) -> Confirmation 
     let sent = sent.max(confirmation.sent);
     let left = confirmation.ttl.saturating_sub(sent.since(confirmation.sent));
     Confirmation { ttl: left.min(LONGEST_PLACE), sent, ..confirmation }
-}
-
-/// How long a session may go without a write, as a part of its ttl.
-pub(crate) fn age(ttl: Duration) -> Duration {
-    ttl / 6
 }

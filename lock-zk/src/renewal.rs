@@ -3,11 +3,13 @@
 
 use std::sync::Arc;
 
-use leasehold_core::backend::kit::{SessionRenewals, Unconfirmed};
-use leasehold_core::backend::{CoreHandle, Grant, RenewReplies, RenewReply, RenewRequest, Stamp};
+use leasehold_core::backend::kit::{SessionKeeper, SessionRenewals, Unconfirmed};
+use leasehold_core::backend::{
+    Confirmation, CoreHandle, Grant, PlaceNumber, RenewReplies, RenewReply, RenewRequest, Stamp,
+};
 use tokio::time::Instant;
 
-use crate::acquire::{age, of_place};
+use crate::acquire::of_place;
 use crate::errors::Failure;
 use crate::inner::Inner;
 use crate::queue::{Position, position};
@@ -46,7 +48,7 @@ pub(crate) async fn renew(
             continue;
         };
         let since = call.since(&node);
-        node.session.refresh(call.begin, call.begin.since(since), until);
+        SessionKeeper::refresh(&node.session, since, until);
         let item = Item { index, request: request.clone(), node };
         // Each place has to look at its queue. The leases of a session share one confirmation.
         if item.node.stage == Stage::Waits {
@@ -71,13 +73,17 @@ impl Call {
         match node.is_fixed() {
             // It is renewed once, to its whole ttl.
             true => self.begin,
-            false => self.begin.minus(age(node.session.ttl())),
+            false => self.begin.minus(node.session.ttl() / SessionKeeper::AGE),
         }
     }
 
+    async fn confirm(&self, node: &Node) -> Result<Confirmation, Unconfirmed> {
+        SessionKeeper::confirm(&node.session, self.since(node), PlaceNumber::NONE, self.until).await
+    }
+
     async fn lease(&self, item: &Item) -> RenewReply {
-        match item.node.session.confirm(self.since(&item.node), self.until).await {
-            Ok(()) => {
+        match self.confirm(&item.node).await {
+            Ok(_) => {
                 let node = &item.node;
                 match Slot::of(&item.request.claim).hold(node, node.stage, node.confirmation()) {
                     Some(_) => reply_of(node),
@@ -115,8 +121,8 @@ impl Call {
             Err(Failure::NoSession) => return self.lost(item),
             Err(failure) => return RenewReply::Unknown(failure.without_effect()),
         }
-        match item.node.session.confirm(self.since(&item.node), self.until).await {
-            Ok(()) => {
+        match self.confirm(&item.node).await {
+            Ok(_) => {
                 let confirmation = of_place(item.node.confirmation(), self.begin);
                 RenewReply::Waiting { confirmation, retry_after: confirmation.ttl }
             }

@@ -43,7 +43,7 @@ pub(crate) struct Session {
     number: i64,
     phase: watch::Sender<Phase>,
     /// The writes of its node.
-    keeper: SessionKeeper,
+    pub(crate) keeper: SessionKeeper,
     /// When the newest request was sent that the session is open for.
     used: Mutex<Stamp>,
     /// Whether the server has its node, as far as is known.

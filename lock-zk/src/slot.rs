@@ -78,7 +78,7 @@ impl Node {
 
     /// The newest confirmation.
     pub(crate) fn confirmation(&self) -> Confirmation {
-        let (own, newest) = (self.created_by(), self.session.newest(self.place()));
+        let (own, newest) = (self.created_by(), self.session.keeper.newest(self.place()));
         if newest.sent.plus(newest.ttl) > own.sent.plus(own.ttl) { newest } else { own }
     }
 

@@ -1,12 +1,11 @@
 //! Confirmations of a session: the writes of its node, which those that wait for one share.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::backend::kit::{KeptSession, SessionKeeper, Unconfirmed};
-use leasehold_core::backend::{Confirmation, PlaceNumber, Stamp};
+use leasehold_core::backend::Stamp;
+use leasehold_core::backend::kit::{KeptSession, SessionKeeper};
 use tokio::time::Instant;
 use zookeeper_client::CreateMode;
 
@@ -28,21 +27,6 @@ impl KeptSession for Session {
 }
 
 impl Session {
-    /// The newest confirmation by a write of the session's node.
-    pub(crate) fn newest(&self, place: PlaceNumber) -> Confirmation {
-        self.keeper.newest(place)
-    }
-
-    /// Writes the node unless the newest write is as young as `age`, and waits for nothing.
-    pub(crate) fn refresh(self: &Arc<Self>, now: Stamp, age: Duration, until: Instant) {
-        SessionKeeper::refresh(self, now.minus(age), until);
-    }
-
-    /// Waits until the session was confirmed at `since` or later.
-    pub(crate) async fn confirm(self: &Arc<Self>, since: Stamp, until: Instant) -> Result<(), Unconfirmed> {
-        SessionKeeper::confirm(self, since, PlaceNumber::NONE, until).await.map(drop)
-    }
-
     /// Writes the node of the session. A write that has no reply is repeated on another link.
     async fn write(&self, until: Instant) -> Result<(Duration, Stamp), Failure> {
         let path = self.shared.nodes.session(self.number);

@@ -62,6 +62,10 @@ struct Wanted {
 }
 
 impl SessionKeeper {
+    /// A renewal wants a confirmation that is no older than this part of the ttl. It is less than a third, so that
+    /// leases that were granted at different times are renewed together from then on.
+    pub const AGE: u32 = 6;
+
     /// The keeper of a session that was opened: the server granted `ttl` to a request that was sent at `sent`.
     pub fn new(core: &CoreHandle, ttl: Duration, sent: Stamp) -> Self {
         let lease = watch::Sender::new(SessionLease::granted(ttl, sent));
