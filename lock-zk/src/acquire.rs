@@ -113,7 +113,7 @@ impl Attempt<'_> {
         }
         let link = session.link(self.until).await?;
         // The first request of this client for a lock also creates the lock's node.
-        let (mut has_parent, mut has_root) = (self.inner.known.contains(&lock), true);
+        let (mut has_parent, mut has_root) = (self.inner.known.contains(&*lock), true);
         loop {
             let Entered { created, listed, sent } = self.send(session, &link, &lock, has_parent).await?;
             let (stat, number) = match created.map_err(Failure::of) {
@@ -139,7 +139,7 @@ impl Attempt<'_> {
                     return Err(failure);
                 }
             };
-            self.inner.known.add(&lock);
+            self.inner.known.add(lock.clone());
             let ttl = session.confirmed(&link, sent);
             let node = Node {
                 lock,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_core::backend::kit::SessionPool;
+use leasehold_core::backend::kit::{BoundedSet, SessionPool};
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Admin, Capabilities, CoreHandle, LockBackend, ReleaseOutcome, ReleaseRequest,
     RenewReplies, RenewRequest, WatchNames,
@@ -17,8 +17,7 @@ use crate::acquire::Attempt;
 use crate::capabilities;
 use crate::delayed::Delayed;
 use crate::errors::{Failure, none_connected};
-use crate::inner::{Inner, READER};
-use crate::known::Known;
+use crate::inner::{Inner, MOST_KNOWN, READER};
 use crate::link::{Link, NEVER, NoLink};
 use crate::release::release;
 use crate::renewal;
@@ -91,7 +90,7 @@ impl ZkBackend {
             shared: Arc::new(Shared::new(target, settings)),
             sessions: SessionPool::default(),
             delayed: Delayed::default(),
-            known: Known::default(),
+            known: BoundedSet::new(MOST_KNOWN),
         };
         Ok(Self { inner: Arc::new(inner), capabilities })
     }

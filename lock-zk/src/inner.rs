@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::backend::CoreHandle;
-use leasehold_core::backend::kit::{NotOpened, SessionPool};
+use leasehold_core::backend::kit::{BoundedSet, NotOpened, SessionPool};
 use tokio::time::Instant;
 
 use crate::delayed::Delayed;
 use crate::errors::{Failure, not_connected};
-use crate::known::Known;
 use crate::link::Link;
 use crate::session::Session;
 use crate::shared::Shared;
@@ -18,14 +17,18 @@ use crate::unreachable;
 /// The ttl of a session that only reads.
 pub(crate) const READER: Duration = Duration::from_secs(10);
 
+/// The most paths of locks that are remembered. A path that was forgotten costs a request more.
+pub(crate) const MOST_KNOWN: usize = 4_096;
+
 /// What the parts of the backend share.
 pub(crate) struct Inner {
     pub(crate) shared: Arc<Shared>,
     /// One for each ttl.
     pub(crate) sessions: SessionPool<Session, Failure>,
     pub(crate) delayed: Delayed,
-    /// Locks whose nodes were there a while ago.
-    pub(crate) known: Known,
+    /// The paths of locks whose nodes this client has used, so that it does not create them again with every acquire. The
+    /// server deletes the node of a lock without claims after some time, so a path that is known may not exist.
+    pub(crate) known: BoundedSet<Arc<str>>,
 }
 
 impl Inner {

@@ -35,7 +35,6 @@ mod errors;
 mod examine;
 mod fence;
 mod inner;
-mod known;
 mod link;
 mod nodes;
 mod order;

@@ -4,7 +4,6 @@ mod admin;
 mod backend;
 mod purge;
 mod quarantine;
-mod released;
 mod renewal;
 mod rows;
 mod run;

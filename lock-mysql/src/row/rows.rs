@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use leasehold_core::backend::kit::BoundedSet;
 use leasehold_core::backend::kit::restart::Epoch;
 use leasehold_core::backend::{AcquireRequest, Claim, CoreHandle, OnContention, Stamp, WITHDRAWN_TTL};
 use leasehold_core::{FencingToken, LockName};
@@ -13,16 +14,21 @@ use crate::connections::Connections;
 use crate::errors::Failure;
 use crate::pool::Checkout;
 use crate::row::quarantine;
-use crate::row::released::Released;
 use crate::row::statements::{self, BUSY, IS_WANTED, OTHER_FORMAT, WAS_HELD, WAS_WITHDRAWN};
 use crate::sql::{bytes, get, micros};
+
+/// More names of released locks than this are forgotten together.
+const MOST_RELEASED: usize = 10_000;
 
 /// The row leases of one client.
 pub(crate) struct Rows {
     pub(super) connections: Arc<Connections>,
     /// What this client knows about the runs of the server.
     pub(super) epoch: Mutex<Epoch>,
-    released: Released,
+    /// The locks that this client has released and not acquired since. An acquire of such a lock mostly finds its row,
+    /// and finds it free. So it sends a statement for that first, which costs the server a third less than the one for
+    /// all cases. A wrong guess costs one round trip.
+    released: BoundedSet<LockName>,
 }
 
 /// The outcome of an acquire.
@@ -43,7 +49,7 @@ pub(crate) fn owner(claim: &Claim) -> &[u8] {
 
 impl Rows {
     pub(crate) fn new(connections: Arc<Connections>) -> Arc<Self> {
-        Arc::new(Self { connections, epoch: Mutex::default(), released: Released::default() })
+        Arc::new(Self { connections, epoch: Mutex::default(), released: BoundedSet::new(MOST_RELEASED) })
     }
 
     /// Tries once to take the row. Returns the stamp from just before the statement was sent.
@@ -72,8 +78,8 @@ impl Rows {
         let (claim, ttl) = (&request.claim, micros(request.ttl));
         let (owner, holder) = (owner(claim), claim.holder().encode(None));
         let holder = holder.as_bytes();
-        // The smaller statement first: see `released`.
-        if self.released.take(claim.name()) {
+        // The smaller statement first.
+        if self.released.remove(claim.name()) {
             let statement = sqlx::query(statements::ACQUIRE_FREE)
                 .bind(owner)
                 .bind(holder)
@@ -145,7 +151,7 @@ impl Rows {
             done => done?,
         };
         if was_held {
-            self.released.note(claim.name());
+            self.released.add(claim.name().clone());
         }
         Ok(was_held)
     }

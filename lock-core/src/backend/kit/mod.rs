@@ -3,6 +3,7 @@
 
 mod addresses;
 mod attachment;
+mod bounded_set;
 mod cluster_url;
 mod connecting;
 mod per_runtime;
@@ -22,6 +23,7 @@ pub use url;
 
 pub use self::addresses::{Lookups, connect_to_any};
 pub use self::attachment::Attachment;
+pub use self::bounded_set::BoundedSet;
 pub use self::cluster_url::{Cluster, ClusterUrl};
 pub use self::connecting::{Attempt, Connecting};
 pub use self::per_runtime::PerRuntime;
