@@ -51,6 +51,11 @@ impl LockName {
         &self.0
     }
 
+    /// The bytes of the name.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+
     /// The name in the alphabet `A-Z a-z 0-9 _ - % ~`, at most `limit` bytes long.
     ///
     /// Every other byte becomes `%XX`. If that is longer than `limit`, the result is `~` and the SHA-256 of the name in
@@ -84,6 +89,20 @@ impl LockName {
             Encoded::Plain(utf8_percent_encode(&self.0, ESCAPED))
         } else {
             Encoded::Whole(self.encode(limit))
+        }
+    }
+
+    /// Writes the plain form, however long it is: at most three bytes for each byte of the name.
+    pub fn encoded_whole(&self) -> impl fmt::Display {
+        self.encoded(3 * Self::MAX_BYTES)
+    }
+
+    /// What the [whole](Self::encoded_whole) encoded names of all locks begin with whose names begin with `prefix`.
+    /// `None` if no name is as long.
+    pub fn encoded_prefix(prefix: &str) -> Option<String> {
+        match prefix.is_empty() {
+            true => Some(String::new()),
+            false => Self::new(prefix).ok().map(|name| name.encoded_whole().to_string()),
         }
     }
 
@@ -172,6 +191,15 @@ mod tests {
             encoded(&"x".repeat(201)),
             "~84a0678c90937f5dcf9994d5866668da6b995109c8ad845410559b48a4ecafed".to_owned()
         );
+    }
+
+    #[test]
+    fn whole_names_begin_with_their_encoded_prefix() {
+        let longest = "\u{7f}".repeat(LockName::MAX_BYTES);
+        assert_eq!(LockName::new(&longest).unwrap().encoded_whole().to_string(), "%7F".repeat(LockName::MAX_BYTES));
+        assert_eq!(LockName::encoded_prefix("a/").as_deref(), Some("a%2F"));
+        assert_eq!(LockName::encoded_prefix("").as_deref(), Some(""));
+        assert_eq!(LockName::encoded_prefix(&"x".repeat(LockName::MAX_BYTES + 1)), None);
     }
 
     #[test]

@@ -16,9 +16,6 @@
 use leasehold_core::backend::Claim;
 use leasehold_core::{HolderInfo, LockName};
 
-/// The longest encoded name: every byte takes three. So an encoded name is never a digest.
-const LONGEST_NAME: usize = 3 * LockName::MAX_BYTES;
-
 /// No encoded name contains a dot.
 const EPOCHS: &str = ".epochs/";
 
@@ -47,7 +44,7 @@ impl Keys {
 
     /// What the keys of all claims of a lock begin with.
     pub(crate) fn queue(&self, name: &LockName) -> String {
-        format!("{}{}/", self.prefix, name.encoded(LONGEST_NAME))
+        format!("{}{}/", self.prefix, name.encoded_whole())
     }
 
     pub(crate) fn claim(&self, name: &LockName, id: u128) -> String {
@@ -60,11 +57,7 @@ impl Keys {
 
     /// What the keys of all locks begin with whose names begin with this text. `None` if no name is as long.
     pub(crate) fn names_with(&self, text: &str) -> Option<String> {
-        if text.is_empty() {
-            return Some(self.prefix.clone());
-        }
-        let begin = LockName::new(text).ok()?;
-        Some(format!("{}{}", self.prefix, begin.encoded(LONGEST_NAME)))
+        Some(format!("{}{}", self.prefix, LockName::encoded_prefix(text)?))
     }
 
     /// Takes the key of a claim apart. `None` for other keys.

@@ -37,7 +37,7 @@ use crate::{for_update, row};
 /// As that of a query of sqlx: close the connection after a dropped call.
 pub async fn fence(transaction: &mut MySqlConnection, guard: &LockGuard) -> Result<()> {
     let lease = guard.lease_ref();
-    let (name, token) = (guard.name().as_str().as_bytes(), guard.fencing_token().get());
+    let (name, token) = (guard.name().as_bytes(), guard.fencing_token().get());
     let query = match for_update::connection_of(&lease.claim) {
         Some(connection) => sqlx::query(for_update::FENCE).bind(name).bind(token).bind(name).bind(connection),
         None => sqlx::query(row::FENCE).bind(name).bind(&lease.claim.owner().as_bytes()[..]).bind(token),

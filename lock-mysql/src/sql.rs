@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use leasehold_core::LockName;
 use sqlx::mysql::MySqlRow;
 use sqlx::{MySql, Row};
 
@@ -22,10 +21,6 @@ pub(crate) fn literal(bytes: &[u8]) -> String {
 
 pub(crate) fn literals<'a>(values: impl Iterator<Item = &'a [u8]>) -> String {
     values.map(literal).collect::<Vec<_>>().join(", ")
-}
-
-pub(crate) fn bytes(name: &LockName) -> &[u8] {
-    name.as_str().as_bytes()
 }
 
 pub(crate) fn micros(duration: Duration) -> u64 {

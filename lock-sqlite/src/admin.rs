@@ -43,7 +43,7 @@ fn read_row(row: &Row<'_>, now: &Reading) -> rusqlite::Result<(String, Vec<u8>, 
 }
 
 fn inspect(connection: &Connection, name: &LockName, now: &Reading) -> Result<Option<LockInfo>, Failure> {
-    let found = one(connection, INSPECT, params![name.as_str().as_bytes()], |row| read_row(row, now))?;
+    let found = one(connection, INSPECT, params![name.as_bytes()], |row| read_row(row, now))?;
     let Some((format, _, seen)) = found else { return Ok(None) };
     check_format(&format)?;
     Ok(Some(seen))

@@ -32,7 +32,7 @@ fn check(transaction: &Transaction<'_>, guard: &LockGuard) -> Result<()> {
     let lease = guard.lease_ref();
     let owner: &[u8] = lease.claim.owner().as_bytes();
     let Ok(fence) = i64::try_from(guard.fencing_token().get()) else { return Err(Error::lease_ended()) };
-    let row = params![guard.name().as_str().as_bytes(), owner, fence, now.boot, now.boottime];
+    let row = params![guard.name().as_bytes(), owner, fence, now.boot, now.boottime];
     let current =
         transaction.prepare_cached(CURRENT).and_then(|mut current| current.query_row(row, |_| Ok(())).optional());
     match current {

@@ -273,7 +273,7 @@ impl Store {
         let ignores_reservation = attempt == Attempt::Retry || request.on_contention == OnContention::Fail;
         let holder = claim.holder().encode(None);
         let row = params![
-            name_of(claim.name()),
+            claim.name().as_bytes(),
             owner_of(claim),
             now.wall,
             now.boottime,
@@ -295,7 +295,7 @@ impl Store {
     fn check(&self, request: &AcquireRequest, attempt: Attempt, now: &Reading) -> Result<AcquiredRow> {
         let AcquireRequest { claim, on_contention, .. } = request;
         let Some(row) = self.lock_row(claim.name())? else { return Ok(AcquiredRow::Held(Duration::ZERO)) };
-        let name = name_of(claim.name());
+        let name = claim.name().as_bytes();
         if row.is_free(now) {
             let reserved = row.until.saturating_add(micros(RESERVED_FOR_WAITERS)).saturating_sub(now.boottime);
             let is_reserved = row.boot == now.boot && row.waiter_until > now.boottime && reserved > 0;
@@ -322,7 +322,7 @@ impl Store {
         if lease.waiter_until > now.boottime + long / 3 {
             return Ok(true);
         }
-        let row = params![name_of(name), lease.owner, lease.boot, now.boottime, now.boottime + long];
+        let row = params![name.as_bytes(), lease.owner, lease.boot, now.boottime, now.boottime + long];
         Ok(self.execute(NOTE_WAITER, row)? > 0)
     }
 
@@ -330,7 +330,7 @@ impl Store {
     pub(crate) fn renew(&self, request: &RenewRequest, now: &Reading) -> Result<bool> {
         let RenewRequest { claim, ttl, policy, .. } = request;
         let exactly = *policy == RenewPolicy::Exactly;
-        let row = params![name_of(claim.name()), owner_of(claim), now.boottime, now.boot, micros(*ttl), exactly];
+        let row = params![claim.name().as_bytes(), owner_of(claim), now.boottime, now.boot, micros(*ttl), exactly];
         let renewed = self.execute(RENEW, row)? > 0;
         // Reports a row of another format, which the statement has left alone.
         if !renewed {
@@ -341,7 +341,7 @@ impl Store {
 
     /// Ends the lease of a claim.
     pub(crate) fn release(&self, claim: &Claim, now: &Reading) -> Result<ReleasedRow> {
-        let row = params![name_of(claim.name()), owner_of(claim), now.boottime, now.boot];
+        let row = params![claim.name().as_bytes(), owner_of(claim), now.boottime, now.boot];
         // Two statements, so that a release without waiters notifies none.
         if self.execute(RELEASE, row)? > 0 {
             return Ok(ReleasedRow::NoWaiters);
@@ -362,7 +362,7 @@ impl Store {
         now: &Reading,
     ) -> Result<Option<FencingToken>> {
         let Ok(fence) = i64::try_from(broken.get()) else { return Ok(None) };
-        let row = params![name_of(name), fence, now.wall, now.boottime, now.boot];
+        let row = params![name.as_bytes(), fence, now.wall, now.boottime, now.boot];
         let raised = self.one(BREAK, row, |row| row.get(0))?;
         // Reports a row of another format, which the statement has left alone.
         if raised.is_none() {
@@ -387,7 +387,7 @@ impl Store {
     /// # Errors
     /// `Unsupported` if this version does not know the format of the row.
     fn lock_row(&self, name: &LockName) -> Result<Option<LockRow>> {
-        let row = self.one(READ_ROW, params![name_of(name)], |row| {
+        let row = self.one(READ_ROW, params![name.as_bytes()], |row| {
             let format: String = row.get(0)?;
             let row = LockRow {
                 owner: row.get(1)?,
@@ -495,10 +495,6 @@ pub(crate) fn check_format(format: &str) -> Result<()> {
     let text =
         format!("the lock's record has the format {format:?}, and this version knows {FORMAT:?}: update Leasehold");
     Err(Failure::Rejected(Error::new(ErrorKind::Unsupported, text)))
-}
-
-fn name_of(name: &LockName) -> &[u8] {
-    name.as_str().as_bytes()
 }
 
 fn owner_of(claim: &Claim) -> &[u8] {

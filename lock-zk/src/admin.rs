@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::backend::ZkBackend;
 use crate::errors::Failure;
 use crate::link::Link;
-use crate::nodes::{is_lock, names_with, parse_all, read_data};
+use crate::nodes::{is_lock, parse_all, read_data};
 use crate::order::Child;
 use crate::queue::{Shown, delete, next_after, shown};
 
@@ -32,7 +32,7 @@ impl ZkBackend {
         let shared = &self.inner.shared;
         let until = Instant::now() + shared.settings.timeout * LIST_BOUNDS;
         let limit = limit.min(Listing::MAX);
-        let Some(begin) = names_with(prefix) else { return Ok(Listing::default()) };
+        let Some(begin) = LockName::encoded_prefix(prefix) else { return Ok(Listing::default()) };
         let link = self.inner.reader(until).await?;
         let root = shared.nodes.root();
         let mut names = match link.call(|client| client.list_children(root), until).await {

@@ -21,9 +21,6 @@ use leasehold_core::{Error, HolderInfo, LockName};
 use crate::errors::Failure;
 use crate::order::Child;
 
-/// The longest encoded name: every byte takes three. So an encoded name is never a digest.
-const LONGEST_NAME: usize = 3 * LockName::MAX_BYTES;
-
 /// No encoded name contains a dot.
 const SESSION: &str = ".session-";
 
@@ -56,19 +53,11 @@ impl Nodes {
     }
 
     pub(crate) fn lock(&self, name: &LockName) -> String {
-        format!("{}/{}", self.root, name.encoded(LONGEST_NAME))
+        format!("{}/{}", self.root, name.encoded_whole())
     }
 
     pub(crate) fn session(&self, session: i64) -> String {
         format!("{}/{SESSION}{session:016x}", self.root)
-    }
-}
-
-/// What the encoded names of all locks begin with whose names begin with this text. `None` if no name is as long.
-pub(crate) fn names_with(text: &str) -> Option<String> {
-    match text.is_empty() {
-        true => Some(String::new()),
-        false => LockName::new(text).ok().map(|name| name.encoded(LONGEST_NAME).to_string()),
     }
 }
 

@@ -105,7 +105,7 @@ pub(super) struct Statements {
 
 impl Statements {
     pub(super) fn new(name: &LockName) -> Self {
-        let name = literal(name.as_str().as_bytes());
+        let name = literal(name.as_bytes());
         Self { named_lock: named_lock(&name), name }
     }
 

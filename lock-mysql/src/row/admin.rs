@@ -10,7 +10,7 @@ use crate::errors::Failure;
 use crate::examine::examine;
 use crate::row::backend::RowLease;
 use crate::row::statements::{BREAK, COUNT, INSPECT, IS_READABLE, LIST, LIST_UNREADABLE};
-use crate::sql::{bytes, duration, get};
+use crate::sql::{duration, get};
 use crate::strategy;
 
 /// Decodes a row for display.
@@ -29,7 +29,7 @@ impl RowLease {
     async fn try_inspect(&self, name: &LockName) -> Result<Option<LockInfo>, Failure> {
         let (until, pool) = (self.until(), self.rows.connections.calls.pool()?);
         let mut connection = strategy::checkout(&pool, until).await?;
-        let rows = connection.fetch(sqlx::query(INSPECT).bind(bytes(name)), until).await;
+        let rows = connection.fetch(sqlx::query(INSPECT).bind(name.as_bytes()), until).await;
         connection.put_back();
         let rows = rows?;
         let Some(row) = rows.first() else { return Ok(None) };
@@ -57,13 +57,13 @@ impl RowLease {
         let (until, pool) = (self.until(), self.rows.connections.calls.pool()?);
         let mut connection = strategy::checkout(&pool, until).await?;
         // `BREAK` changes no row of another format. Its result would look like that of a lease that has ended.
-        let rows = connection.fetch(sqlx::query(IS_READABLE).bind(bytes(name)), until).await?;
+        let rows = connection.fetch(sqlx::query(IS_READABLE).bind(name.as_bytes()), until).await?;
         if let Some(row) = rows.first()
             && get::<i64>(row, 0)? == 0
         {
             return Err(Failure::other_format());
         }
-        let done = connection.execute(sqlx::query(BREAK).bind(bytes(name)).bind(token.get()), until).await;
+        let done = connection.execute(sqlx::query(BREAK).bind(name.as_bytes()).bind(token.get()), until).await;
         connection.put_back();
         let done = done?;
         Ok((done.rows_affected() > 0).then(|| FencingToken::new(done.last_insert_id())))

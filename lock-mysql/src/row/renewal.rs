@@ -21,7 +21,7 @@ use crate::errors::Failure;
 use crate::row::quarantine;
 use crate::row::rows::{self, Rows};
 use crate::row::statements::{RENEW_ROWS, renew_rows};
-use crate::sql::{bytes, get, micros};
+use crate::sql::{get, micros};
 
 /// The renewals that wait for the connection. Those that came while a packet was on its way are sent together: on a
 /// slow path, a packet for each call would take longer than the leases last.
@@ -117,7 +117,7 @@ impl Renewals {
             return Err(failure);
         }
         let claims = || renewals.iter().map(|renewal| &renewal.request.claim);
-        let names = claims().map(|claim| bytes(claim.name()));
+        let names = claims().map(|claim| claim.name().as_bytes());
         let text = renew_rows(names, claims().map(rows::owner), micros(ttl), policy == RenewPolicy::Exactly);
         // After the quarantine was checked, which may take a round trip.
         let sent = core.stamp();

@@ -15,7 +15,7 @@ use crate::errors::Failure;
 use crate::pool::Checkout;
 use crate::row::quarantine;
 use crate::row::statements::{self, BUSY, IS_WANTED, OTHER_FORMAT, WAS_HELD, WAS_WITHDRAWN};
-use crate::sql::{bytes, get, micros};
+use crate::sql::{get, micros};
 
 /// More names of released locks than this are forgotten together.
 const MOST_RELEASED: usize = 10_000;
@@ -84,9 +84,9 @@ impl Rows {
                 .bind(owner)
                 .bind(holder)
                 .bind(ttl)
-                .bind(bytes(claim.name()))
+                .bind(claim.name().as_bytes())
                 .bind(owner)
-                .bind(bytes(claim.name()));
+                .bind(claim.name().as_bytes());
             let sent = core.stamp();
             let done = connection.execute(statement, until).await?;
             if done.rows_affected() > 0 {
@@ -95,14 +95,14 @@ impl Rows {
             // A client that wants the lock again which it has just released gives way to the claims that poll.
             // Otherwise it would always be faster than they are.
             if request.on_contention == OnContention::Queue {
-                let rows = connection.fetch(sqlx::query(IS_WANTED).bind(bytes(claim.name())), until).await?;
+                let rows = connection.fetch(sqlx::query(IS_WANTED).bind(claim.name().as_bytes()), until).await?;
                 if get::<i64>(rows.first().ok_or(Failure::UnexpectedReply)?, 0)? != 0 {
                     return Ok((sent, Acquired::Wanted));
                 }
             }
         }
         let statement = sqlx::query(statements::ACQUIRE)
-            .bind(bytes(claim.name()))
+            .bind(claim.name().as_bytes())
             .bind(owner)
             .bind(ttl)
             .bind(holder)
@@ -157,7 +157,7 @@ impl Rows {
     }
 
     async fn release_once(&self, claim: &Claim, until: Instant) -> Result<bool, Failure> {
-        let statement = sqlx::query(statements::RELEASE).bind(bytes(claim.name())).bind(owner(claim));
+        let statement = sqlx::query(statements::RELEASE).bind(claim.name().as_bytes()).bind(owner(claim));
         Ok(self.connections.calls.pool()?.execute(statement, until).await?.rows_affected() > 0)
     }
 
@@ -165,7 +165,7 @@ impl Rows {
     pub(crate) async fn withdraw(&self, claim: &Claim, until: Instant) -> Result<bool, Failure> {
         let (owner, ttl) = (owner(claim), micros(WITHDRAWN_TTL));
         let statement = sqlx::query(statements::WITHDRAW)
-            .bind(bytes(claim.name()))
+            .bind(claim.name().as_bytes())
             .bind(owner)
             .bind(ttl)
             .bind(owner)
@@ -183,8 +183,13 @@ impl Rows {
 
     /// Which of these locks are free.
     pub(crate) async fn free(&self, names: &[LockName], until: Instant) -> Result<Vec<LockName>, Failure> {
-        let rows = self.connections.calls.pool()?.fetch_text(statements::held(names.iter().map(bytes)), until).await?;
+        let rows = self
+            .connections
+            .calls
+            .pool()?
+            .fetch_text(statements::held(names.iter().map(LockName::as_bytes)), until)
+            .await?;
         let held: HashSet<Vec<u8>> = rows.iter().map(|row| get(row, 0)).collect::<Result<_, Failure>>()?;
-        Ok(names.iter().filter(|name| !held.contains(bytes(name))).cloned().collect())
+        Ok(names.iter().filter(|name| !held.contains(name.as_bytes())).cloned().collect())
     }
 }

@@ -25,7 +25,7 @@ use crate::errors::Failure;
 use crate::pool::{Checkout, Pool};
 use crate::row::rows::{Acquired, Rows, owner};
 use crate::row::statements::{GET_LOCK_SECONDS, get_lock, is_held, release_both, release_lock};
-use crate::sql::{bytes, get};
+use crate::sql::get;
 
 /// A lease that lasts for longer does without the named lock, and so without a connection. A chain of short leases
 /// needs no poll.
@@ -247,7 +247,7 @@ impl Task {
         }
         // The server releases the named lock of a connection that is closed.
         if !is_released {
-            let _ = connection.execute_text(release_lock(bytes(&self.name)), Instant::now() + bound).await;
+            let _ = connection.execute_text(release_lock(self.name.as_bytes()), Instant::now() + bound).await;
         }
         connection.put_back();
     }
@@ -274,7 +274,7 @@ impl Task {
                         let _ = reply.send(Some(done));
                     }
                     Some(Request::Release { claim, until, reply }) => {
-                        let both = release_both(bytes(&self.name), owner(&claim));
+                        let both = release_both(self.name.as_bytes(), owner(&claim));
                         let done = connection.execute_text(both, until).await;
                         let _ = reply.send(Some(done.map(|rows| rows > 0)));
                         return true;
@@ -285,7 +285,7 @@ impl Task {
                         return false;
                     }
                     let until = turns.rows.connections.shared.until();
-                    let polled = connection.fetch_text(is_held(bytes(&self.name)), until).await;
+                    let polled = connection.fetch_text(is_held(self.name.as_bytes()), until).await;
                     if let Ok(false) = polled.and_then(|rows| read_is_held(rows.first())) {
                         since = Instant::now();
                         turns.watches.report(&self.name, &self.core);
@@ -302,7 +302,7 @@ impl Task {
 async fn wait(connection: &mut Checkout<'_>, name: &LockName, turns: &Turns, core: &CoreHandle) -> Result<(), Failure> {
     loop {
         let until = turns.rows.connections.shared.until() + Duration::from_secs(GET_LOCK_SECONDS);
-        let rows = connection.fetch_text(get_lock(bytes(name)), until).await?;
+        let rows = connection.fetch_text(get_lock(name.as_bytes()), until).await?;
         let row = rows.first().ok_or(Failure::UnexpectedReply)?;
         let got = get::<Option<i64>>(row, 0)?.ok_or(Failure::UnexpectedReply)?;
         if !read_is_held(rows.get(1))? {
