@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use leasehold_core::backend::kit::OnRestart;
+use leasehold_core::backend::kit::limits::{FAILOVER_TRUSTED, STEP};
 use leasehold_core::backend::{
     Capabilities, LONGEST_PLACE_TTL, LossNotice, Restart, Scope, StoreClock, TtlScope, Waiting,
 };
@@ -40,11 +41,7 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it
 }
 
-const STEP: &str = "the server's wall clock is stepped forward: leases at the store end early (a step back extends \
-     them by its length: exclusion holds, but the lock of a dead holder stays blocked for the ttl and the step)";
 const FAILOVER: &str = "an asynchronous failover promotes a replica while the former primary still confirms requests";
-const FAILOVER_TRUSTED: &str =
-    "an asynchronous failover promotes a replica that has not seen the last writes (`restart=trust`)";
 const FLUSH: &str = "somebody deletes the lock's keys (FLUSHALL, DEL)";
 const EVICTION: &str = "the server is configured to evict keys (`maxmemory-policy`) after the check at connect";
 const RESTART_TRUSTED: &str = "the server restarts without its last writes (`restart=trust`)";

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::kit::OnRestart;
+use leasehold_core::backend::kit::limits::{FAILOVER_TRUSTED, STEP};
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Admin, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Grant, LockBackend,
     PlaceNumber, ReleaseOutcome, ReleaseRequest, RenewReplies, RenewRequest, Restart, StoreClock, Waiting, WatchGuard,
@@ -144,10 +145,6 @@ impl WatchNames for RowLease {
     }
 }
 
-const STEP: &str = "the server's wall clock is stepped forward: leases at the store end early (a step back extends \
-     them by its length: exclusion holds, but the lock of a dead holder stays blocked for the ttl and the step)";
-const FAILOVER_TRUSTED: &str =
-    "an asynchronous failover promotes a replica that has not seen the last writes (`restart=trust`)";
 const CRASH_TRUSTED: &str =
     "the server loses acknowledged writes in a crash (`innodb_flush_log_at_trx_commit` other than 1, `restart=trust`)";
 const TTL_LOST: &str = "a failover to a lagging replica, or a crash of a server whose `innodb_flush_log_at_trx_commit` \

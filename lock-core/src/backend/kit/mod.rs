@@ -6,6 +6,7 @@ mod attachment;
 mod bounded_set;
 mod cluster_url;
 mod connecting;
+pub mod limits;
 mod per_runtime;
 pub mod restart;
 mod servers;
