@@ -1,10 +1,11 @@
 //! The watcher thread, which reports when a lock may be free.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold_core::LockName;
-use leasehold_core::backend::kit::{Watches, lock};
+use leasehold_core::backend::kit::Watches;
 use leasehold_core::backend::{CoreHandle, WatchGuard};
 
 use crate::boot_clock;
@@ -33,34 +34,24 @@ const BATCH: usize = 32;
 pub(crate) struct Watcher {
     pub(crate) notifier: ReleaseNotifier,
     watches: Watches,
-    thread: Mutex<Thread>,
+    is_closed: AtomicBool,
     waker: Waker,
-}
-
-#[derive(Debug, Default)]
-struct Thread {
-    is_running: bool,
-    is_closed: bool,
 }
 
 impl Watcher {
     pub(crate) fn new(notifier: ReleaseNotifier) -> Self {
-        Self { notifier, watches: Watches::default(), thread: Mutex::default(), waker: Waker::default() }
+        Self { notifier, watches: Watches::default(), is_closed: AtomicBool::new(false), waker: Waker::default() }
     }
 
-    fn thread(&self) -> MutexGuard<'_, Thread> {
-        lock(&self.thread)
+    fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
     }
 
     /// Reports when a lock may be free. The lock may have become free before the call.
     pub(crate) fn watch(shared: &Arc<Shared>, name: &LockName) -> WatchGuard {
         let watcher = &shared.watcher;
         let (guard, is_new) = watcher.watches.open(name);
-        let mut thread = watcher.thread();
-        let starts = !thread.is_running && !thread.is_closed;
-        thread.is_running |= starts;
-        drop(thread);
-        if starts {
+        if !watcher.is_closed() && watcher.watches.starts() {
             start(shared);
         } else if is_new {
             watcher.waker.wake();
@@ -70,17 +61,14 @@ impl Watcher {
 
     /// Ends the thread, because the client was dropped.
     pub(crate) fn close(&self) {
-        self.thread().is_closed = true;
+        self.is_closed.store(true, Ordering::Release);
         self.waker.wake();
     }
 
     /// Whether the thread continues. It has had no watch since `idle_since`.
     fn should_run(&self, idle_since: Option<Instant>) -> bool {
-        let mut thread = self.thread();
-        // `watch` opens the watch before it reads `is_running`, so one of the two sees the other.
-        let is_idle = idle_since.is_some_and(|since| since.elapsed() >= IDLE_TIMEOUT) && self.watches.is_empty();
-        thread.is_running = !thread.is_closed && !is_idle;
-        thread.is_running
+        let is_idle = idle_since.is_some_and(|since| since.elapsed() >= IDLE_TIMEOUT);
+        !(self.is_closed() || (is_idle && self.watches.ends()))
     }
 }
 
@@ -92,7 +80,7 @@ fn start(shared: &Arc<Shared>) {
         }
     };
     if let Err(error) = std::thread::Builder::new().name("leasehold-watcher".into()).spawn(run) {
-        shared.watcher.thread().is_running = false;
+        shared.watcher.watches.not_started();
         tracing::debug!(%error, "cannot start the watcher thread: waiters poll instead");
     }
 }
@@ -173,7 +161,7 @@ mod tests {
         let shared = shared(&folder);
         let watcher = &shared.watcher;
         // Stands in for the thread.
-        watcher.thread().is_running = true;
+        assert!(watcher.watches.starts());
         let mut listener = Listener::new(&watcher.notifier, &watcher.waker);
         let mut wakes_within = |timeout: Duration| {
             let begin = Instant::now();
@@ -192,13 +180,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let shared = shared(&folder);
         let watcher = &shared.watcher;
-        watcher.thread().is_running = true;
+        assert!(watcher.watches.starts());
         let long_ago = Instant::now().checked_sub(IDLE_TIMEOUT);
         let guard = Watcher::watch(&shared, &LockName::new("job").unwrap());
         assert!(watcher.should_run(long_ago), "a watch was opened meanwhile");
         drop(guard);
         assert!(watcher.should_run(Some(Instant::now())) && watcher.should_run(None));
-        assert!(!watcher.should_run(long_ago) && !watcher.thread().is_running);
+        assert!(!watcher.should_run(long_ago) && watcher.watches.starts());
         watcher.close();
         assert!(!watcher.should_run(None));
     }

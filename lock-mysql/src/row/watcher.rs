@@ -1,9 +1,8 @@
 //! Polls the locks that claims of this client wait for: one statement for all of them.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::kit::lock;
 use leasehold_core::backend::{Claim, CoreHandle, WatchGuard};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -27,33 +26,24 @@ pub(crate) struct Watcher {
     turns: Arc<Turns>,
     /// A lock is watched that was not before.
     is_new: Notify,
-    is_running: Mutex<bool>,
 }
 
 impl Watcher {
     pub(crate) fn new(rows: Arc<Rows>) -> Arc<Self> {
-        Arc::new(Self { turns: Turns::new(rows), is_new: Notify::new(), is_running: Mutex::default() })
+        Arc::new(Self { turns: Turns::new(rows), is_new: Notify::new() })
     }
 
     /// Reports when a lock may be free. The lock may have become free before the call.
     pub(crate) fn watch(self: &Arc<Self>, claim: &Claim) -> WatchGuard {
         let Ok(core) = self.turns.rows.connections.shared.core.core() else { return WatchGuard::none() };
         let (guard, is_new) = self.turns.watches.open(claim.name());
-        let was_running = std::mem::replace(&mut *lock(&self.is_running), true);
-        if !was_running {
+        if self.turns.watches.starts() {
             core.keeper_runtime().spawn(run(self.clone(), core.clone()));
         } else if is_new {
             self.is_new.notify_one();
         }
         self.turns.join(core, claim);
         guard
-    }
-
-    /// Whether the task ends. `watch` opens the watch before it reads `is_running`, so one of the two sees the other.
-    fn ends(&self) -> bool {
-        let mut is_running = lock(&self.is_running);
-        *is_running = !self.turns.watches.is_empty();
-        !*is_running
     }
 }
 
@@ -72,7 +62,7 @@ async fn run(watcher: Arc<Watcher>, core: CoreHandle) {
                 continue;
             }
         }
-        if watcher.ends() {
+        if watcher.turns.watches.ends() {
             return;
         }
         pause = match poll(&watcher.turns, &core).await {

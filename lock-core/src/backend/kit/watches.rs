@@ -16,6 +16,8 @@ struct Open {
     /// The newest watch of each name.
     names: HashMap<LockName, u64>,
     next: u64,
+    /// Something serves the watches.
+    is_served: bool,
 }
 
 impl Watches {
@@ -46,6 +48,25 @@ impl Watches {
     /// Whether no watch is open.
     pub fn is_empty(&self) -> bool {
         lock(&self.0).names.is_empty()
+    }
+
+    /// Whether the caller, which has just opened a watch, must start what serves the watches: a task that polls, or a
+    /// thread. Returns `true` once, until that [ends](Self::ends).
+    pub fn starts(&self) -> bool {
+        !std::mem::replace(&mut lock(&self.0).is_served, true)
+    }
+
+    /// Whether what serves the watches must end, because none is open. A watch that is opened meanwhile is open in this
+    /// call, or its caller starts it anew.
+    pub fn ends(&self) -> bool {
+        let mut open = lock(&self.0);
+        open.is_served = !open.names.is_empty();
+        !open.is_served
+    }
+
+    /// What serves the watches cannot be started, so that the next watch tries again.
+    pub fn not_started(&self) {
+        lock(&self.0).is_served = false;
     }
 
     /// Reports that a lock may be free, if a watch of its name is open, and closes that watch.
@@ -93,5 +114,16 @@ mod tests {
         drop((third, fourth));
         assert_eq!((watches.is_empty(), reports()), (true, 0));
         drop(WatchGuard::none());
+    }
+
+    #[test]
+    fn watches_are_served_while_one_is_open() {
+        let watches = Watches::default();
+        let (guard, _) = watches.open(&LockName::new("job").unwrap());
+        assert!(watches.starts() && !watches.starts() && !watches.ends());
+        drop(guard);
+        assert!(watches.ends() && watches.starts());
+        watches.not_started();
+        assert!(watches.starts());
     }
 }
