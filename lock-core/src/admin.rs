@@ -93,7 +93,7 @@ impl Check {
     /// A check that ended with an error.
     pub fn failed(about: &'static str, error: &Error) -> Self {
         let source = std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default();
-        Self::new(about, format!("{error}{source}"), CheckStatus::Error("see above".to_owned()))
+        Self::new(about, format!("{error}{source}"), CheckStatus::error("see above"))
     }
 }
 
@@ -107,4 +107,16 @@ pub enum CheckStatus {
     Warning(String),
     /// Locks do not work, or do not exclude other clients. The text is a hint on how to correct it.
     Error(String),
+}
+
+impl CheckStatus {
+    /// A [`Warning`](Self::Warning) with this hint.
+    pub fn warning(hint: impl Into<String>) -> Self {
+        Self::Warning(hint.into())
+    }
+
+    /// An [`Error`](Self::Error) with this hint.
+    pub fn error(hint: impl Into<String>) -> Self {
+        Self::Error(hint.into())
+    }
 }

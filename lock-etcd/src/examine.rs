@@ -69,10 +69,9 @@ fn reachable(addresses: &[&str], down: &[(usize, Option<leasehold_core::Error>)]
     let why = down.iter().find_map(|(_, error)| error.as_ref()).map(|error| format!(": {error}")).unwrap_or_default();
     let found = format!("{} of {} down: {}{why}", down.len(), addresses.len(), names.join(", "));
     let status = match down.len() == addresses.len() {
-        true => CheckStatus::Error("start the members, or correct the addresses in the URL".to_owned()),
-        false => CheckStatus::Warning(
-            "start them: a cluster grants no lock without a majority, and a client connects to one member at a time"
-                .to_owned(),
+        true => CheckStatus::error("start the members, or correct the addresses in the URL"),
+        false => CheckStatus::warning(
+            "start them: a cluster grants no lock without a majority, and a client connects to one member at a time",
         ),
     };
     Check::new("members", found, status)
@@ -83,10 +82,9 @@ fn versions(states: &[StatusResponse]) -> Check {
     let found = versions.iter().copied().collect::<Vec<_>>().join(", ");
     let status = match versions.iter().all(|version| is_fixed(version)) {
         true => CheckStatus::Ok,
-        false => CheckStatus::Warning(
+        false => CheckStatus::warning(
             "these versions can revoke a lease early, or confirm one that was revoked: use 3.4.38, 3.5.23, 3.6.5 or \
-             later"
-                .to_owned(),
+             later",
         ),
     };
     Check::new("server version", found, status)
@@ -108,7 +106,7 @@ fn user(user: Option<&String>, locks: &Check) -> Check {
         None if locks.status == CheckStatus::Ok => {
             let hint = "anyone who reaches the members, with a certificate that they accept, may take and break every \
                         lock: set up the user that `leasehold acl etcd` prints, and write it into the URL";
-            Check::new("user", "none", CheckStatus::Warning(hint.to_owned()))
+            Check::new("user", "none", CheckStatus::warning(hint))
         }
         None => Check::new("user", "none", CheckStatus::Ok),
     }
@@ -118,8 +116,8 @@ fn leader(states: &[StatusResponse]) -> Check {
     if states.iter().any(|state| state.leader() != 0) {
         return Check::new("leader", "elected", CheckStatus::Ok);
     }
-    let hint = "a majority of the members must be running and able to reach each other".to_owned();
-    Check::new("leader", "none", CheckStatus::Error(hint))
+    let hint = "a majority of the members must be running and able to reach each other";
+    Check::new("leader", "none", CheckStatus::error(hint))
 }
 
 fn database(states: &[StatusResponse]) -> Check {
@@ -144,7 +142,7 @@ impl EtcdBackend {
         let or_more = if taken == DEFAULT_OPERATIONS { " or more" } else { "" };
         let status = match taken >= FEWEST_OPERATIONS {
             true => CheckStatus::Ok,
-            false => CheckStatus::Error(TOO_FEW_OPERATIONS.to_owned()),
+            false => CheckStatus::error(TOO_FEW_OPERATIONS),
         };
         Check::new("transactions", format!("{taken} operations{or_more}"), status)
     }
@@ -174,10 +172,9 @@ impl EtcdBackend {
             Ok(reply) if reply.alarms().is_empty() => Check::new("alarms", "none", CheckStatus::Ok),
             Ok(reply) => {
                 let names: BTreeSet<_> = reply.alarms().iter().map(|alarm| format!("{:?}", alarm.alarm())).collect();
-                let hint =
-                    "the server grants no lock: compact and defragment it, then `etcdctl alarm disarm`".to_owned();
+                let hint = "the server grants no lock: compact and defragment it, then `etcdctl alarm disarm`";
                 let found = names.into_iter().collect::<Vec<_>>().join(", ");
-                Check::new("alarms", found, CheckStatus::Error(hint))
+                Check::new("alarms", found, CheckStatus::error(hint))
             }
             Err(failure) => Check::failed("alarms", &failure.without_effect()),
         }
@@ -208,7 +205,7 @@ mod tests {
     #[test]
     fn a_cluster_that_serves_a_client_without_a_user_is_a_warning() {
         let served = Check::new("locks", "0 keys", CheckStatus::Ok);
-        let refused = Check::new("locks", "no permission", CheckStatus::Error("grant it".to_owned()));
+        let refused = Check::new("locks", "no permission", CheckStatus::error("grant it"));
         assert!(matches!(user(None, &served).status, CheckStatus::Warning(_)));
         assert_eq!(user(None, &refused).status, CheckStatus::Ok);
         assert_eq!(user(Some(&"locker".to_owned()), &served).status, CheckStatus::Ok);

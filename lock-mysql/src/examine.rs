@@ -64,10 +64,9 @@ fn is_durable(setting: &str) -> Check {
         "1" => ("every acknowledged write survives a crash", CheckStatus::Ok),
         _ => (
             "a crash of the server can lose the last second",
-            CheckStatus::Warning(
+            CheckStatus::warning(
                 "set `innodb_flush_log_at_trx_commit = 1`: otherwise each restart delays new grants by the longest \
-                 ttl in use"
-                    .to_owned(),
+                 ttl in use",
             ),
         ),
     };
@@ -78,7 +77,7 @@ fn is_writable(setting: &str) -> Check {
     match setting {
         "" | "OFF" | "0" => Check::new("role", "accepts writes", CheckStatus::Ok),
         _ => {
-            let hint = CheckStatus::Error("use the address of the primary".to_owned());
+            let hint = CheckStatus::error("use the address of the primary");
             Check::new("role", "read-only, as a replica is", hint)
         }
     }
@@ -88,7 +87,7 @@ fn has_row_log(log_bin: &str, format: &str) -> Check {
     match (log_bin, format) {
         ("ON" | "1", "STATEMENT") => {
             let hint = "set `binlog_format` to ROW or MIXED: InnoDB refuses the writes of Leasehold";
-            Check::new("binary log", format, CheckStatus::Error(hint.to_owned()))
+            Check::new("binary log", format, CheckStatus::error(hint))
         }
         ("ON" | "1", _) => Check::new("binary log", format, CheckStatus::Ok),
         _ => Check::new("binary log", "none", CheckStatus::Ok),
@@ -102,12 +101,10 @@ fn has_one_writer(wsrep_on: &str, group: &str, strategy: Strategy) -> Check {
         _ => "group replication",
     };
     let status = match strategy {
-        Strategy::Row => CheckStatus::Warning(
-            "send all lock requests to one node: writes to several nodes conflict at commit".to_owned(),
-        ),
-        Strategy::ForUpdate => {
-            CheckStatus::Error("use `strategy=row`: the nodes do not share the locks of rows".to_owned())
+        Strategy::Row => {
+            CheckStatus::warning("send all lock requests to one node: writes to several nodes conflict at commit")
         }
+        Strategy::ForUpdate => CheckStatus::error("use `strategy=row`: the nodes do not share the locks of rows"),
     };
     Check::new("cluster", name, status)
 }

@@ -44,8 +44,8 @@ fn of_info(info: &str) -> Vec<Check> {
     let fields: HashMap<&str, &str> = info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
     let field = |name: &str| fields.get(name).copied().unwrap_or("unknown");
     let number = |name: &str| fields.get(name).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    let warning = |hint: &str| CheckStatus::Warning(hint.to_owned());
-    let error = |hint: &str| CheckStatus::Error(hint.to_owned());
+    let warning = |hint: &str| CheckStatus::warning(hint);
+    let error = |hint: &str| CheckStatus::error(hint);
 
     let eviction = match field("maxmemory_policy") {
         "noeviction" => CheckStatus::Ok,
@@ -125,10 +125,9 @@ fn apart(server: Duration, before: Duration, after: Duration) -> Check {
     let status = if ahead.max(behind) < FAR_APART {
         CheckStatus::Ok
     } else {
-        CheckStatus::Warning(
+        CheckStatus::warning(
             "leases end by the server's clock alone, so a difference is harmless; but a step that corrects the clock \
-             ends leases early or late: keep both clocks with NTP"
-                .to_owned(),
+             ends leases early or late: keep both clocks with NTP",
         )
     };
     Check::new("clock", found, status)
@@ -147,10 +146,9 @@ fn user(reply: Result<Value, Failure>) -> Result<Check> {
         Ok(reply) => match text(&reply).ok_or(Failure::UnexpectedReply)? {
             user if user == "default" => (
                 user,
-                CheckStatus::Warning(
+                CheckStatus::warning(
                     "anyone who reaches the server as `default` may take and break every lock: create a user with the \
-                     minimal permissions (`leasehold acl redis`)"
-                        .to_owned(),
+                     minimal permissions (`leasehold acl redis`)",
                 ),
             ),
             user => (user, CheckStatus::Ok),

@@ -122,8 +122,7 @@ fn notification() -> Check {
     if notifier::is_supported() {
         return Check::new("releases", "waiters are notified at once", CheckStatus::Ok);
     }
-    let status =
-        CheckStatus::Warning("raise `fs.inotify.max_user_instances`: every process that waits needs one".to_owned());
+    let status = CheckStatus::warning("raise `fs.inotify.max_user_instances`: every process that waits needs one");
     Check::new("releases", "cannot be notified; waiters poll every 25 ms", status)
 }
 
@@ -137,7 +136,7 @@ fn wal(path: &Path) -> Check {
     let status = if length < LARGE_WAL {
         CheckStatus::Ok
     } else {
-        CheckStatus::Warning("a program may keep a transaction open on this file: end it".to_owned())
+        CheckStatus::warning("a program may keep a transaction open on this file: end it")
     };
     Check::new("write-ahead log", format!("{} KiB", length >> 10), status)
 }

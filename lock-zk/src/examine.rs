@@ -80,7 +80,7 @@ fn reachable(all: usize, down: &[&str]) -> Check {
     let found = format!("{} of {all} do not serve clients, or do not reply to `srvr`: {}", down.len(), down.join(", "));
     let hint = "start them, or allow the word by `4lw.commands.whitelist=srvr`: an ensemble grants no lock without a \
                 majority";
-    Check::new("servers", found, CheckStatus::Warning(hint.to_owned()))
+    Check::new("servers", found, CheckStatus::warning(hint))
 }
 
 fn mode(states: &[Status]) -> Check {
@@ -89,8 +89,8 @@ fn mode(states: &[Status]) -> Check {
     if modes.iter().any(|mode| matches!(*mode, "standalone" | "leader")) || modes.contains(&"follower") {
         return Check::new("mode", found, CheckStatus::Ok);
     }
-    let hint = "a majority of the servers must be running and able to reach each other".to_owned();
-    Check::new("mode", found, CheckStatus::Error(hint))
+    let hint = "a majority of the servers must be running and able to reach each other";
+    Check::new("mode", found, CheckStatus::error(hint))
 }
 
 fn versions(states: &[Status]) -> Check {
@@ -98,7 +98,7 @@ fn versions(states: &[Status]) -> Check {
     let found = versions.iter().copied().collect::<Vec<_>>().join(", ");
     let status = match versions.iter().all(|version| is_new_enough(version)) {
         true => CheckStatus::Ok,
-        false => CheckStatus::Error("ZooKeeper 3.5.3 or later is needed, for container nodes".to_owned()),
+        false => CheckStatus::error("ZooKeeper 3.5.3 or later is needed, for container nodes"),
     };
     Check::new("server version", found, status)
 }
@@ -182,10 +182,9 @@ impl ZkBackend {
 
 fn status_if(is_open: bool) -> CheckStatus {
     match is_open {
-        true => CheckStatus::Warning(
+        true => CheckStatus::warning(
             "anyone who reaches the servers may take and break every lock: set the permissions that `leasehold acl zk` \
-             prints, and write the user into the URL"
-                .to_owned(),
+             prints, and write the user into the URL",
         ),
         false => CheckStatus::Ok,
     }
