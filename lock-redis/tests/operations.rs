@@ -1,12 +1,11 @@
-//! Acquire, renew, release and inspect against a real server, and the bytes that they leave there.
+//! Requests that share calls, and the bytes that requests leave at a real server.
 
 mod support;
 
 use std::sync::Arc;
 
 use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Claim, LockBackend, OwnerToken, PlaceNumber, ReleaseOutcome, RenewPolicy,
-    RenewReply, RenewRequest,
+    AcquireOutcome, AcquireRequest, Claim, LockBackend, OwnerToken, PlaceNumber, RenewReply, RenewRequest,
 };
 use leasehold_core::{ErrorKind, HolderInfo, LockName};
 use redis::Value;
@@ -17,115 +16,6 @@ fn confirmed(answer: &RenewReply) -> std::time::Duration {
         RenewReply::Renewed(confirmation) => confirmation.ttl,
         other => panic!("not renewed but {other:?}"),
     }
-}
-
-#[tokio::test]
-async fn a_lease_is_granted_renewed_and_released() {
-    let server = Redis::start(&[]);
-    let backend = server.backend("").await;
-    let (ann, bob) = (claim("job", 1), claim("job", 2));
-
-    let first = backend.granted(&ann, ms(30_000)).await;
-    assert_eq!(first.confirmation.ttl, ms(30_000));
-    let again = backend.granted(&ann, ms(30_000)).await;
-    assert_eq!((again.token, again.confirmation.place), (first.token, first.confirmation.place));
-    assert!(again.confirmation.sent > first.confirmation.sent);
-
-    let held = backend.try_acquire(&bob, ms(30_000)).await.unwrap();
-    assert!(
-        matches!(
-            held,
-            AcquireOutcome::Contended { retry_after } if retry_after > ms(25_000) && retry_after <= ms(30_000)
-        ),
-        "{held:?}"
-    );
-    assert_eq!(backend.release(&bob).await.unwrap(), ReleaseOutcome::NotHeld);
-    assert!(matches!(backend.renew_one(&bob, PlaceNumber::NONE, ms(30_000)).await, RenewReply::Lost));
-
-    assert_eq!(confirmed(&backend.renew_one(&ann, first.confirmation.place, ms(20_000)).await), ms(20_000));
-    assert_eq!(backend.release(&ann).await.unwrap(), ReleaseOutcome::Released);
-    assert_eq!(backend.release(&ann).await.unwrap(), ReleaseOutcome::NotHeld);
-    assert!(matches!(backend.renew_one(&ann, first.confirmation.place, ms(30_000)).await, RenewReply::Lost));
-
-    let second = backend.granted(&bob, ms(30_000)).await;
-    assert!(second.token > first.token);
-    assert!(second.confirmation.place > first.confirmation.place);
-}
-
-#[tokio::test]
-async fn a_lease_ends_by_its_ttl_and_is_not_revived() {
-    let server = Redis::start(&[]);
-    let backend = server.backend("").await;
-    let (ann, bob) = (claim("job", 1), claim("job", 2));
-    let started = std::time::Instant::now();
-    let grant = backend.granted(&ann, ms(200)).await;
-    while matches!(backend.try_acquire(&bob, ms(100)).await.unwrap(), AcquireOutcome::Contended { .. }) {
-        tokio::time::sleep(ms(5)).await;
-    }
-    assert!(started.elapsed() >= ms(200), "ended after {:?}", started.elapsed());
-    assert!(matches!(backend.renew_one(&ann, grant.confirmation.place, ms(200)).await, RenewReply::Lost));
-    assert_eq!(backend.release(&ann).await.unwrap(), ReleaseOutcome::NotHeld);
-
-    // Also when nobody has taken it.
-    tokio::time::sleep(ms(120)).await;
-    assert!(matches!(backend.renew_one(&bob, PlaceNumber::NONE, ms(200)).await, RenewReply::Lost));
-    assert_eq!(backend.release(&bob).await.unwrap(), ReleaseOutcome::NotHeld);
-}
-
-#[tokio::test]
-async fn a_renewal_shortens_only_on_request() {
-    let server = Redis::start(&[]);
-    let backend = server.backend("").await;
-    let ann = claim("job", 1);
-    let name = LockName::new("job").unwrap();
-    let place = backend.granted(&ann, ms(30_000)).await.confirmation.place;
-    let inner = backend.inner.clone();
-    let left = || async {
-        let seen = inner.admin().unwrap().inspect(&name).await.unwrap().unwrap();
-        seen.holder().map(|lease| lease.ttl_left).unwrap_or_default()
-    };
-    // A longer one too, so that one call contains both kinds of renewals.
-    let leases = [
-        RenewRequest::new(claim("other", 1), PlaceNumber::NONE, ms(60_000)),
-        RenewRequest::new(ann.clone(), place, ms(5000)),
-    ];
-    let answers = backend.renew(&leases).await;
-    assert!(matches!(answers[0], RenewReply::Lost));
-    assert_eq!(confirmed(&answers[1]), ms(5000));
-    assert!(left().await > ms(25_000));
-
-    let mut exactly = RenewRequest::new(ann.clone(), place, ms(5000));
-    exactly.policy = RenewPolicy::Exactly;
-    assert_eq!(confirmed(&backend.renew(&[exactly]).await[0]), ms(5000));
-    assert!(left().await <= ms(5000));
-    assert_eq!(confirmed(&backend.renew_one(&ann, place, ms(90_000)).await), ms(90_000));
-    assert!(left().await > ms(85_000));
-}
-
-#[tokio::test]
-async fn inspect_shows_the_holder_and_changes_nothing() {
-    let server = Redis::start(&[]);
-    let backend = server.backend("").await;
-    let name = LockName::new("job").unwrap();
-    let inner = backend.inner.clone();
-    let inspect = || async { inner.admin().unwrap().inspect(&name).await.unwrap() };
-    assert_eq!(inspect().await, None);
-
-    let ann = claim("job", 1);
-    let grant = backend.granted(&ann, ms(30_000)).await;
-    backend.queued(&claim("job", 2), ms(30_000)).await;
-    let before = server.command(&["GET", "test:{job}"]).await;
-    let seen = inspect().await.unwrap();
-    let lease = seen.holder().unwrap();
-    assert_eq!((seen.last_token, lease.token, seen.waiters), (Some(grant.token), grant.token, Some(1)));
-    assert_eq!(lease.holder.as_ref().unwrap().label, "tester");
-    assert_eq!(server.command(&["GET", "test:{job}"]).await, before);
-
-    backend.release(&ann).await.unwrap();
-    backend.release(&claim("job", 2)).await.unwrap();
-    let seen = inspect().await.unwrap();
-    assert_eq!((seen.holders, seen.waiters), (Vec::new(), Some(0)));
-    assert!(seen.last_token > Some(grant.token));
 }
 
 #[tokio::test]
@@ -195,23 +85,6 @@ async fn one_poisoned_lease_of_a_batch_fails_alone() {
     }
 }
 
-#[tokio::test]
-async fn the_same_lock_twice_in_a_batch_is_read_twice() {
-    let server = Redis::start(&[]);
-    let backend = server.backend("").await;
-    let ann = claim("job", 1);
-    let place = backend.granted(&ann, ms(5000)).await.confirmation.place;
-    let lease = |ttl| RenewRequest::new(ann.clone(), place, ttl);
-    let answers = backend.renew(&[lease(ms(9000)), lease(ms(2000)), lease(ms(9000))]).await;
-    assert!(answers.iter().all(|answer| matches!(answer, RenewReply::Renewed(_))), "{answers:?}");
-    let Value::BulkString(record) = server.command(&["GET", "test:{job}"]).await else { panic!("no record") };
-    let deadline = u64::from_be_bytes(record[4..12].try_into().unwrap());
-    let Value::Array(time) = server.command(&["TIME"]).await else { panic!("no time") };
-    let [Value::BulkString(seconds), _] = &time[..] else { panic!("no time") };
-    let now: u64 = std::str::from_utf8(seconds).unwrap().parse().unwrap();
-    assert!(deadline > (now + 7) * 1_000_000, "a later, shorter renewal does not shorten");
-}
-
 /// Cuts a record into its fields.
 fn fields(record: &[u8], widths: &[usize]) -> Vec<u64> {
     let mut rest = record;
@@ -249,6 +122,11 @@ async fn golden_bytes_of_records_never_change() {
         "without the name, which the key contains: {holder}"
     );
     assert_eq!(server.command(&["PEXPIRETIME", "test:{a%2Fb}"]).await, Value::Int((kept / 1000 + 1) as i64));
+    // An inspection writes nothing.
+    let (inner, name) = (backend.inner.clone(), LockName::new("a/b").unwrap());
+    let inspect = || async { inner.admin().unwrap().inspect(&name).await.unwrap().unwrap() };
+    assert!(inspect().await.is_held());
+    assert_eq!(get().await, record);
 
     // With a place in the queue: places, place and tombstones stand before the fence.
     let (place, _) = backend.queued(&claim("a/b", 0xCD), ms(30_000)).await;
@@ -277,6 +155,9 @@ async fn golden_bytes_of_records_never_change() {
     assert_eq!(server.command(&["EXISTS", "test:{a%2Fb}:q"]).await, Value::Int(0));
     backend.release(&claim("a/b", 0xCD)).await.unwrap();
     assert_eq!(fields(&get().await, &[1, 1, 2, 8])[3], 0);
+    let seen = inspect().await;
+    assert_eq!((&seen.holders[..], seen.waiters), (&[][..], Some(0)));
+    assert!(seen.last_token.is_some_and(|last| last.get() > token), "the token of the handoff is the last one");
 }
 
 /// Requests that wait for the connection share calls, and a call sends the options and the holder once.

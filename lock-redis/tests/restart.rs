@@ -105,15 +105,17 @@ async fn a_client_of_another_server_waits_alone() {
     user.granted(&claim("job", 1), ms(10_000)).await;
     gate.set_open(true);
     let until = Instant::now() + ms(10_000);
-    let text = loop {
+    let refused = loop {
         let refused = stranger.try_acquire(&claim("other", 2), ms(30_000)).await.unwrap_err();
         if refused.to_string().contains("restarted") {
-            break refused.kind();
+            break refused;
         }
         assert!(Instant::now() < until, "{refused:?}");
         tokio::time::sleep(ms(5)).await;
     };
-    assert_eq!(text, ErrorKind::Unavailable);
+    assert_eq!(refused.kind(), ErrorKind::Unavailable);
+    let text = refused.to_string();
+    assert!(text.contains(" ms") && text.contains("restart=trust"), "{text}");
     server.backend("").await.granted(&claim("newcomer", 1), ms(10_000)).await;
     user.granted(&claim("more", 1), ms(20_000)).await;
 }

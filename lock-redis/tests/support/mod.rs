@@ -3,7 +3,7 @@
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use leasehold_core::backend::{
@@ -14,7 +14,6 @@ use leasehold_core::{HolderInfo, LockName};
 use leasehold_redis::{RedisBackend, Settings};
 use redis::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 
@@ -89,36 +88,6 @@ impl Redis {
         (format!("redis+unix://{}?prefix=test:", from.display()), gate)
     }
 
-    /// The URL of a path on which requests can be late: they arrive after their connection was closed.
-    pub(crate) fn late_url(&self) -> (String, Late) {
-        let (from, to) = (self.folder.path().join("late.sock"), self.folder.path().join("redis.sock"));
-        let listener = UnixListener::bind(&from).expect("a socket");
-        let late = Late::default();
-        let path = late.clone();
-        tokio::spawn(async move {
-            while let Ok((client, _)) = listener.accept().await {
-                let server = UnixStream::connect(&to).await.expect("a server");
-                let (mut requests, mut replies) = client.into_split();
-                let (mut from_server, mut to_server) = server.into_split();
-                tokio::spawn(async move { tokio::io::copy(&mut from_server, &mut replies).await });
-                let (path, round) = (path.clone(), path.0.lock().unwrap().rounds);
-                tokio::spawn(async move {
-                    let mut bytes = vec![0; 65_536];
-                    let mut kept = Vec::new();
-                    while let Ok(length @ 1..) = requests.read(&mut bytes).await {
-                        if path.0.lock().unwrap().rounds > round {
-                            kept.extend(&bytes[..length]);
-                        } else {
-                            let _ = to_server.write_all(&bytes[..length]).await;
-                        }
-                    }
-                    path.0.lock().unwrap().kept.push((to_server, kept));
-                });
-            }
-        });
-        (format!("redis+unix://{}?prefix=test:", from.display()), late)
-    }
-
     /// Kills the server, as in a crash.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
@@ -169,34 +138,6 @@ impl Redis {
 pub(crate) fn patient() -> redis::AsyncConnectionConfig {
     let bound = Some(Duration::from_secs(20));
     redis::AsyncConnectionConfig::new().set_connection_timeout(bound).set_response_timeout(bound)
-}
-
-/// Holds requests back, and delivers them later.
-#[derive(Clone, Default)]
-pub(crate) struct Late(Arc<Mutex<Kept>>);
-
-#[derive(Default)]
-struct Kept {
-    rounds: u32,
-    kept: Vec<(OwnedWriteHalf, Vec<u8>)>,
-}
-
-impl Late {
-    /// Holds back all further requests on open connections. New connections are not affected.
-    pub(crate) fn keep(&self) {
-        self.0.lock().unwrap().rounds += 1;
-    }
-
-    /// Delivers the requests of connections that the client has closed. Returns the number of bytes.
-    pub(crate) async fn deliver(&self) -> usize {
-        let kept = std::mem::take(&mut self.0.lock().unwrap().kept);
-        let mut delivered = 0;
-        for (mut to_server, bytes) in kept {
-            to_server.write_all(&bytes).await.expect("the server's end is open");
-            delivered += bytes.len();
-        }
-        delivered
-    }
 }
 
 /// Forwards connections, or closes them.
