@@ -13,5 +13,3 @@ mod environment;
 mod late_write;
 #[path = "etcd/stored.rs"]
 mod stored;
-#[path = "processes/unreachable.rs"]
-mod unreachable;

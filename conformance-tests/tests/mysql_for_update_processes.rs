@@ -17,8 +17,6 @@ mod record;
 mod set_up;
 #[path = "mysql/stored.rs"]
 mod stored;
-#[path = "processes/unreachable.rs"]
-mod unreachable;
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Holders and waiters in processes of their own (`lock-holder`), on a real redis-server: killed, paused, cut off, and
-//! made to exit.
+//! Holders and waiters in processes of their own (`lock-holder`), on a real redis-server: killed, paused, and made to
+//! exit.
 //!
 //! All of them, the server included, share one machine, so the server's record says when a lease ends and the lock
 //! holders' lines contain the times of their events, on one clock. Lower bounds are strict; upper bounds are those of
@@ -17,5 +17,3 @@ mod environment;
 mod late_write;
 #[path = "redis/stored.rs"]
 mod stored;
-#[path = "processes/unreachable.rs"]
-mod unreachable;

@@ -13,5 +13,3 @@ mod environment;
 mod late_write;
 #[path = "zk/stored.rs"]
 mod stored;
-#[path = "processes/unreachable.rs"]
-mod unreachable;

@@ -148,7 +148,7 @@ pub async fn a_paused_server_does_no_harm(fixture: &dyn Fixture) {
 /// Invariant 9: every reply to a renewal is lost. The lease stays at the server, and the holder loses it when its
 /// validity ends.
 pub async fn lost_replies_to_renewals_end_the_validity(fixture: &dyn Fixture) {
-    let ann = client(fixture, Route::Faulty).await;
+    let (ann, bob) = (client(fixture, Route::Faulty).await, long_client(fixture, Route::Clear).await);
     let (name, ttl) = (name("renewal without reply"), fixture.ttl());
     let guard = hold(&ann, &name).await;
     fixture.path(PathFault::LoseReplies).await;
@@ -156,10 +156,12 @@ pub async fn lost_replies_to_renewals_end_the_validity(fixture: &dyn Fixture) {
     let (stopwatch, valid) = (Stopwatch::start(), guard.validity());
     lost(&guard, valid + LOST_BY, "a renewal without a reply does not prolong the validity").await;
     stopwatch.not_before(valid, "the loss was reported before the validity ended");
-    // The server may have processed renewals. The next client waits until that lease ends, and no longer.
+    // The server may have processed renewals. The next client waits until that lease ends, and no longer, although no
+    // reply has reached its holder.
+    let bound = ttl + ann.capabilities().takeover_slack + BACK;
+    becomes_free(&bob, &name, bound, "the lock is free although no reply arrives").await;
     fixture.heal().await;
     drop(guard);
-    let bound = ttl + ann.capabilities().takeover_slack + BACK;
     becomes_free(&ann, &name, bound, "the lock is free again").await;
 }
 

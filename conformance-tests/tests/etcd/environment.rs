@@ -1,16 +1,14 @@
-//! A server, a proxy in front of it, and lock holders.
+//! A server and lock holders.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use leasehold_conformance::Record;
-use leasehold_conformance::harness::{FaultProxy, LagMonitor, LockHolder, machine_now};
+use leasehold_conformance::harness::{LagMonitor, LockHolder, machine_now};
 use leasehold_core::FencingToken;
 use leasehold_core::backend::TtlScope;
 use leasehold_test_servers::{EtcdServer, EtcdSettings};
 
 pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
-use super::bounds::{start, with_call};
 use super::stored::Stored;
 
 /// How late a takeover may be after the lease has ended: the server looks for ended leases twice a second. And a call.
@@ -19,29 +17,18 @@ pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(600).saturatin
 const PREFIX: &str = "leasehold/";
 
 pub(crate) struct Environment {
-    pub(crate) server: EtcdServer,
-    pub(crate) proxy: FaultProxy,
+    server: EtcdServer,
     lag_monitor: LagMonitor,
 }
 
 impl Environment {
     pub(crate) fn new() -> Self {
         let server = EtcdSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
-        let proxy = FaultProxy::start(server.addr()).unwrap();
-        Self { server, proxy, lag_monitor: LagMonitor::start() }
-    }
-
-    fn url_of(addr: SocketAddr) -> String {
-        format!("etcd://{addr}/")
+        Self { server, lag_monitor: LagMonitor::start() }
     }
 
     fn stored(&self) -> Stored<'_> {
         Stored { side: self.server.side(), prefix: PREFIX }
-    }
-
-    /// A lock holder that reaches the server through the proxy.
-    pub(crate) fn holder_by_proxy(&self, more: &[&str]) -> LockHolder {
-        start(&with_call(&Self::url_of(self.proxy.addr())), more)
     }
 
     /// A lock holder that is in the queue and watches it.
@@ -69,7 +56,8 @@ impl Environment {
 
 impl StoreUnderTest for Environment {
     fn store(&self) -> String {
-        Self::url_of(self.server.addr())
+        let addr = self.server.addr();
+        format!("etcd://{addr}/")
     }
 
     fn record(&self) -> Record {

@@ -298,6 +298,30 @@ fn nothing_is_asked_when_nothing_is_held() {
     });
 }
 
+/// An outage after which TCP sends again what was lost: renewals arrive after their calls have given up.
+#[test]
+fn late_renewals_lose_nothing() {
+    own_servers(|| async {
+        let fixture = MySqlFixture::new().await;
+        let proxy = FaultProxy::start(fixture.server().addr()).expect("a proxy");
+        let url = url_by(&fixture, &proxy, "").replace("timeout=1s", "timeout=600ms");
+        let (backend, ttl) = (MySqlBackend::connect(&url).await.expect("a backend"), Duration::from_secs(4));
+        let ann = LockClient::builder(backend).ttl(ttl).wait(SOON).build().expect("a client");
+        let guard = hold(&ann, "late renewals").await;
+        let delay = |requests| proxy.apply(Fault::Delay { requests, replies: Duration::ZERO });
+        for _ in 0..2 {
+            let renewed = ann.stats().renewed;
+            eventually("the lease is renewed", || ann.stats().renewed > renewed).await;
+            delay(ttl);
+            tokio::time::sleep(ttl / 2).await;
+            // What waits arrives now.
+            delay(Duration::ZERO);
+            tokio::time::sleep(ttl).await;
+            assert!(guard.is_held(), "late requests lost the lease: {:?}", ann.stats());
+        }
+    });
+}
+
 /// A claim has locked the row, and its connection ends before its request for the token arrives. By then another claim
 /// holds the lock.
 #[test]

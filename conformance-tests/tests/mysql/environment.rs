@@ -1,17 +1,16 @@
-//! A server, a proxy in front of it, and lock holders.
+//! A server and lock holders.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use leasehold_conformance::Record;
-use leasehold_conformance::harness::{FaultProxy, LagMonitor, LockHolder};
+use leasehold_conformance::harness::{LagMonitor, LockHolder};
 use leasehold_core::FencingToken;
 use leasehold_core::backend::TtlScope;
 use leasehold_test_servers::{MySqlServer, MySqlSettings};
 
 use super::STRATEGY;
-pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
-use super::bounds::{start, with_call};
+pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
 use super::set_up::{PASSWORD, USER, set_up};
 use super::stored::{Stored, number};
 
@@ -30,8 +29,7 @@ pub(crate) struct Strategy {
 }
 
 pub(crate) struct Environment {
-    pub(crate) server: MySqlServer,
-    pub(crate) proxy: FaultProxy,
+    server: MySqlServer,
     lag_monitor: LagMonitor,
 }
 
@@ -43,17 +41,7 @@ impl Environment {
         let table =
             "CREATE TABLE locks.written (id INT PRIMARY KEY AUTO_INCREMENT, token BIGINT UNSIGNED, text VARCHAR(100))";
         Stored(&server).query(&format!("{table}; GRANT SELECT, INSERT ON locks.written TO {USER}"));
-        let proxy = FaultProxy::start(server.addr()).unwrap();
-        Self { server, proxy, lag_monitor: LagMonitor::start() }
-    }
-
-    fn url_of(addr: SocketAddr) -> String {
-        format!("mysql://locker:{PASSWORD}@{addr}/locks{}", STRATEGY.settings)
-    }
-
-    /// A lock holder that reaches the server through the proxy.
-    pub(crate) fn holder_by_proxy(&self, more: &[&str]) -> LockHolder {
-        start(&with_call(&Self::url_of(self.proxy.addr())), more)
+        Self { server, lag_monitor: LagMonitor::start() }
     }
 
     /// A lock holder that waits. When this returns, it has all its connections, and a place if the server knows its
@@ -98,7 +86,8 @@ fn connections(process: u32, to: SocketAddr) -> usize {
 
 impl StoreUnderTest for Environment {
     fn store(&self) -> String {
-        Self::url_of(self.server.addr())
+        let addr = self.server.addr();
+        format!("mysql://locker:{PASSWORD}@{addr}/locks{}", STRATEGY.settings)
     }
 
     fn record(&self) -> Record {

@@ -147,14 +147,9 @@ pub(crate) fn eventually(what: &str, is_so: impl Fn() -> bool) {
 
 /// Waits for the reply to `check`: whether the lock is held.
 pub(crate) fn is_held(lock_holder: &mut LockHolder) -> bool {
-    checked(lock_holder).0
-}
-
-/// The answer to `check`: whether the lock holder holds, and for how long its lease is valid at least.
-pub(crate) fn checked(lock_holder: &mut LockHolder) -> (bool, Duration) {
     lock_holder
         .next(SOON, |line| match line.event {
-            HolderEvent::Checked { held, validity_ms, .. } => Some((held, Duration::from_millis(validity_ms))),
+            HolderEvent::Checked { held, .. } => Some(held),
             _ => None,
         })
         .unwrap()

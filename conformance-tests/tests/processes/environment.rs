@@ -1,35 +1,27 @@
-//! A server, a proxy in front of it, and lock holders.
+//! A server and lock holders.
 
 use std::time::Duration;
 
 use leasehold_conformance::Record;
-use leasehold_conformance::harness::{FaultProxy, LagMonitor, LockHolder};
+use leasehold_conformance::harness::{LagMonitor, LockHolder};
 use leasehold_core::FencingToken;
 use leasehold_test_servers::{RedisServer, RedisSettings};
 
-pub(crate) use super::bounds::{CALL, LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
-use super::bounds::{start, with_call};
+pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
 use super::stored::Stored;
 
 /// How late a takeover may be after the lease has ended.
 pub(crate) const TAKEOVER_SLACK: Duration = Duration::from_millis(50);
 
 pub(crate) struct Environment {
-    pub(crate) server: RedisServer,
-    pub(crate) proxy: FaultProxy,
+    server: RedisServer,
     lag_monitor: LagMonitor,
 }
 
 impl Environment {
     pub(crate) fn new() -> Self {
         let server = RedisSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
-        let proxy = FaultProxy::start(server.addr()).unwrap();
-        Self { server, proxy, lag_monitor: LagMonitor::start() }
-    }
-
-    /// A lock holder that reaches the server through the proxy.
-    pub(crate) fn holder_by_proxy(&self, more: &[&str]) -> LockHolder {
-        start(&with_call(&format!("redis://{}/", self.proxy.addr())), more)
+        Self { server, lag_monitor: LagMonitor::start() }
     }
 
     /// The writes that Redis accepted, in order: token and text.

@@ -8,7 +8,7 @@ use super::chaos::holds;
 use super::environment::{Environment, SOON, StoreUnderTest as _};
 
 /// Waits for the result of a write: where it is, or the kind of the error.
-pub(crate) fn written(lock_holder: &mut LockHolder) -> Result<String, String> {
+fn written(lock_holder: &mut LockHolder) -> Result<String, String> {
     lock_holder
         .next(SOON, |line| match &line.event {
             HolderEvent::Wrote { key, .. } => Some(Ok(key.clone())),

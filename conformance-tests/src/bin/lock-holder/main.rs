@@ -1,5 +1,5 @@
 //! Holds a lock by URL, prints what happens to it, and takes commands. The process cases of the suite use it. It is
-//! also for manual experiments with killed, paused and disconnected holders.
+//! also for manual experiments with killed and paused holders.
 
 mod store;
 
@@ -66,10 +66,6 @@ struct Options {
     /// Wait for commands after the last turn, or a loss, instead of exiting.
     #[arg(long)]
     stay: bool,
-
-    /// Reach the server through a proxy in this process, so that `cut`, `silence` and `heal` are commands.
-    #[arg(long)]
-    by_proxy: bool,
 }
 
 const ABOUT: &str = "\
@@ -89,9 +85,6 @@ without a check of the guard (also after a loss, with
             --stay): the store itself refuses it when the lease is not current
   leak      leak the guard and wait for commands: the lease is renewed for as long as this process lives
   acquire   take the lock once more (after the last turn, with --stay)
-  cut       with --by-proxy: close the connections to the server, and refuse new ones
-  silence   with --by-proxy: drop all traffic, in both directions
-  heal      with --by-proxy: let all traffic through again
   panic     panic with the guard in hand
   exit      exit at once, without a release: the lease ends by its ttl
 At the end of standard input nothing happens: a lock holder in the background continues.
@@ -108,8 +101,6 @@ Pause:
   write second              in the second: Redis takes it
   fg, write first           in the first: it prints that the lease is lost, and Redis refuses the late write
   redis-cli LRANGE 'leasehold:{demo}:f:written' 0 -1
-Cut, with `lock-holder --ttl 5s --stay --by-proxy` in the first:
-  cut                       in the first: it prints that the lease is lost, 0.5 s before the second one holds
 Kill:
   kill -9 PID               of the holder (its lines have the pid): the other one holds when the 5 s are over";
 
@@ -138,7 +129,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run(options: &Options) -> u8 {
-    let store = match Store::connect(&options.url, options.by_proxy).await {
+    let store = match Store::connect(&options.url).await {
         Ok(store) => store,
         Err(error) => return failed("connect", &error),
     };
@@ -173,7 +164,7 @@ async fn run(options: &Options) -> u8 {
             Some("exit") | None => return code,
             Some(other) => match (other.strip_prefix("write "), &lost) {
                 (Some(text), Some(guard)) => write(&store, guard, text).await,
-                _ => other_command(&store, other),
+                _ => not_now(other),
             },
         }
     }
@@ -196,7 +187,7 @@ async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver
             Some(command) = commands.recv() => match &*command {
                 "check" => check(None),
                 "exit" => return Ok(Turn::Exit),
-                other => other_command(store, other),
+                other => not_now(other),
             }
         }
     };
@@ -258,7 +249,7 @@ async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver
             }
             other => match other.strip_prefix("write ") {
                 Some(text) => write(store, &guard, text).await,
-                None => other_command(store, other),
+                None => not_now(other),
             },
         }
     }
@@ -271,12 +262,6 @@ async fn write(store: &Store, guard: &LockGuard, text: &str) {
         Err(error) => {
             failed("write", &error);
         }
-    }
-}
-
-fn other_command(store: &Store, command: &str) {
-    if !store.handles(command) {
-        not_now(command);
     }
 }
 

@@ -1,6 +1,5 @@
-//! Access to the store: a client, fenced writes on etcd, MySQL, Redis and ZooKeeper, and an optional fault proxy.
+//! Access to the store: a client, and fenced writes on etcd, MySQL, Redis and ZooKeeper.
 
-use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +7,6 @@ use leasehold::mysql::sqlx::mysql::MySqlConnection;
 use leasehold::mysql::sqlx::{self, Connection};
 use leasehold::redis::{FencedScript, RedisBackend};
 use leasehold::{Error, ErrorKind, LockClient, LockGuard, Result};
-use leasehold_conformance::harness::{Fault, FaultProxy};
 
 /// How long the first connection is tried.
 const CONNECTED_BY: Duration = Duration::from_secs(10);
@@ -20,7 +18,6 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct Store {
     pub(crate) client: LockClient,
     writes: Writes,
-    proxy: Option<FaultProxy>,
 }
 
 /// How the store checks a lease and writes in one step.
@@ -38,12 +35,12 @@ enum Writes {
 }
 
 impl Store {
-    /// Connects, through its own proxy if `by_proxy` is set. On a busy machine, a server may need longer for a
-    /// connection than a call may take. So this is repeated, at most for [`CONNECTED_BY`].
-    pub(crate) async fn connect(url: &str, by_proxy: bool) -> Result<Self> {
+    /// Connects. On a busy machine, a server may need longer for a connection than a call may take. So this is
+    /// repeated, at most for [`CONNECTED_BY`].
+    pub(crate) async fn connect(url: &str) -> Result<Self> {
         let begin = Instant::now();
         loop {
-            match Self::try_connect(url, by_proxy).await {
+            match Self::try_connect(url).await {
                 Err(error)
                     if error.kind() == ErrorKind::Unavailable
                         && !url.starts_with("sqlite")
@@ -56,17 +53,12 @@ impl Store {
         }
     }
 
-    async fn try_connect(url: &str, by_proxy: bool) -> Result<Self> {
-        let (url, proxy) = if by_proxy { behind_a_proxy(url)? } else { (url.to_owned(), None) };
+    async fn try_connect(url: &str) -> Result<Self> {
         if url.starts_with("redis") {
             // The list shows the writers in the order in which Redis accepted the writes.
             let append = FencedScript::new("return redis.call('RPUSH', KEYS[1], ARGV[1])");
-            let backend = Arc::new(RedisBackend::connect(&url).await?);
-            return Ok(Self {
-                client: LockClient::new(backend.clone()),
-                writes: Writes::Redis(backend, append),
-                proxy,
-            });
+            let backend = Arc::new(RedisBackend::connect(url).await?);
+            return Ok(Self { client: LockClient::new(backend.clone()), writes: Writes::Redis(backend, append) });
         }
         let writes = match url.split_once("://") {
             #[cfg(feature = "etcd")]
@@ -76,7 +68,7 @@ impl Store {
             Some(("mysql", _)) => Writes::MySql(url.split('?').next().unwrap_or_default().to_owned()),
             _ => Writes::Unsupported,
         };
-        Ok(Self { client: leasehold::connect(&url).await?, writes, proxy })
+        Ok(Self { client: leasehold::connect(url).await?, writes })
     }
 
     /// Writes with the token of this guard, without a check of the guard: the store decides. Returns the key of the
@@ -99,21 +91,6 @@ impl Store {
                 Err(Error::new(ErrorKind::Unsupported, text))
             }
         }
-    }
-
-    /// Runs a command of the proxy. Returns false if there is no such command or no proxy.
-    pub(crate) fn handles(&self, command: &str) -> bool {
-        let Some(proxy) = &self.proxy else { return false };
-        match command {
-            "cut" => {
-                proxy.apply(Fault::Refuse);
-                proxy.apply(Fault::Disconnect);
-            }
-            "silence" => proxy.apply(Fault::DropTraffic),
-            "heal" => proxy.heal(),
-            _ => return false,
-        }
-        true
     }
 }
 
@@ -176,18 +153,4 @@ async fn insert(url: &str, guard: &LockGuard, text: &str) -> Result<String> {
     insert.bind(text).execute(&mut *transaction).await.map_err(failed)?;
     transaction.commit().await.map_err(failed)?;
     Ok("written".to_owned())
-}
-
-/// A proxy in front of the server of a URL, and the URL through it.
-fn behind_a_proxy(url: &str) -> Result<(String, Option<FaultProxy>)> {
-    let unfit = || Error::invalid("a proxy goes in front of redis://, etcd:// and zk://[user:password@]host:port only");
-    let is_fit = |scheme: &str| matches!(scheme, "etcd" | "redis" | "zk");
-    let (scheme, rest) = url.split_once("://").filter(|(scheme, _)| is_fit(scheme)).ok_or_else(unfit)?;
-    let (authority, path) = rest.find(['/', '?']).map_or((rest, ""), |at| rest.split_at(at));
-    let (user, host) = authority.rsplit_once('@').map_or(("", authority), |(user, host)| (user, host));
-    let server: SocketAddr = host.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(unfit)?;
-    let proxy = FaultProxy::start(server)
-        .map_err(|error| Error::new(ErrorKind::Unavailable, "the proxy does not start").with_source(error))?;
-    let at = if user.is_empty() { "" } else { "@" };
-    Ok((format!("{scheme}://{user}{at}{}{path}", proxy.addr()), Some(proxy)))
 }
