@@ -112,7 +112,7 @@ pub(crate) struct Args {
 }
 
 /// The suites that belong to no backend of the workspace.
-const OTHER_SUITES: &[&str] = &["third_party", "sessions", "saboteurs"];
+const OTHER_SUITES: &[&str] = &["third_party", "saboteurs"];
 
 /// The test targets whose cases are counted: all that run cases of backends, or saboteurs.
 pub(crate) fn suites() -> impl Iterator<Item = &'static str> {
@@ -140,7 +140,6 @@ const WEIGHTS: &[(&str, Weight)] = &[
     ("memory", Weight { threads: 6, percent: 10 }),
     ("saboteurs", Weight { threads: 6, percent: 10 }),
     ("third_party", Weight { threads: 6, percent: 10 }),
-    ("sessions", Weight { threads: 6, percent: 10 }),
 ];
 
 /// The weight of a program that is not in the list.
