@@ -11,7 +11,6 @@ mod redis {
     #[path = "../support/forgetful_path.rs"]
     mod forgetful_path;
     mod forgotten;
-    mod own_server;
     mod promoted;
     mod resource_counts;
     mod restart;

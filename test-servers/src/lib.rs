@@ -20,7 +20,7 @@ pub use mysql::{
     Contents, MySqlDatabase, MySqlServer, MySqlSettings, Sql, SqlConnection, TextRow, URL_VARIABLE,
     can_have_small_disks, is_named,
 };
-pub use redis::{Monitor, RedisServer, RedisSettings, Reply, SideConnection};
+pub use redis::{Monitor, RedisServer, RedisSettings, Reply};
 pub use server_process::ServerProcess;
 pub use zookeeper::{
     ZooKeeperEnsemble, ZooKeeperLife, ZooKeeperNode, ZooKeeperServer, ZooKeeperSettings, ZooKeeperSide,

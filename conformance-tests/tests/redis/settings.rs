@@ -4,12 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use leasehold::redis::acl;
-use leasehold_conformance::Data;
 use leasehold_conformance::harness::{Fault, FaultProxy, Port};
+use leasehold_conformance::{Data, Fixture, ServerFault};
 use leasehold_core::{Error, ErrorKind, LockClient};
 use leasehold_test_servers::{RedisServer, RedisSettings, certificates};
 
-use super::support::hold;
+use super::support::{client, hold};
 
 const TTL: Duration = Duration::from_secs(2);
 
@@ -263,5 +263,20 @@ fn rotated_certificates_are_read_for_the_next_connection() {
         }
         assert!(guard.is_held());
         guard.release().await.expect("a release");
+    });
+}
+
+/// Clients cannot observe the flush, so no case of the suite can check the fixture.
+#[test]
+fn the_fixture_flushes_scripts() {
+    super::support::case(|fixture| async move {
+        hold(&client(&fixture, Duration::from_secs(10)).await, "scripts").await.release().await.expect("a release");
+        let has_none = || {
+            let info = fixture.server().command(&["INFO", "memory"]).expect("INFO works").text();
+            info.lines().any(|line| line.trim() == "number_of_cached_scripts:0")
+        };
+        assert!(!has_none(), "an acquire loads a script");
+        Fixture::server(&fixture, ServerFault::FlushScripts).await.expect("a server can flush its scripts");
+        assert!(has_none(), "Fixture::server(FlushScripts): the server still has scripts");
     });
 }

@@ -6,4 +6,5 @@ mod side;
 
 pub use monitor::Monitor;
 pub use server::{RedisServer, RedisSettings};
-pub use side::{Reply, SideConnection};
+pub use side::Reply;
+use side::SideConnection;

@@ -199,7 +199,7 @@ impl RedisServer {
     ///
     /// # Errors
     /// Those of the connection.
-    pub fn side(&self) -> io::Result<SideConnection> {
+    pub(super) fn side(&self) -> io::Result<SideConnection> {
         let mut connection = SideConnection::open(self.addr())?;
         connection.command(&["AUTH", HARNESS_USER, &self.password])?;
         Ok(connection)
@@ -214,23 +214,6 @@ impl RedisServer {
         let mut lines = text.lines().filter_map(|line| line.split_once(':'));
         let found = lines.find(|(name, _)| *name == field).map(|(_, value)| value.to_owned());
         found.ok_or_else(|| io::Error::other(format!("INFO {section} has no field {field}")))
-    }
-
-    /// How often clients sent these commands since the server started or its statistics were reset. Calls from scripts
-    /// count under their own names, so pass `evalsha` to count what clients sent.
-    ///
-    /// # Errors
-    /// Those of [`command`](Self::command).
-    pub fn calls(&self, commands: &[&str]) -> io::Result<u64> {
-        let text = self.command(&["INFO", "commandstats"])?.text();
-        let calls = |line: &str| {
-            let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(':')?;
-            if !commands.contains(&name) {
-                return None;
-            }
-            rest.strip_prefix("calls=")?.split(',').next()?.parse::<u64>().ok()
-        };
-        Ok(text.lines().filter_map(calls).sum())
     }
 
     /// Counts the commands that clients send from now on and for which `filter` is true of the text: `"EVALSHA" "…" …`.

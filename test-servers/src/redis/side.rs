@@ -52,7 +52,7 @@ impl Reply {
 /// A blocking connection in Redis's protocol (RESP2), minimal on purpose: the test must not use the client crate of the
 /// library. It waits for a reply for at most five seconds.
 #[derive(Debug)]
-pub struct SideConnection {
+pub(super) struct SideConnection {
     stream: BufReader<TcpStream>,
 }
 
@@ -61,7 +61,7 @@ impl SideConnection {
     ///
     /// # Errors
     /// Those of the system.
-    pub fn open(addr: SocketAddr) -> io::Result<Self> {
+    pub(super) fn open(addr: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&addr, REPLY_BOUND)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(REPLY_BOUND))?;
@@ -73,7 +73,7 @@ impl SideConnection {
     ///
     /// # Errors
     /// The server's error, or that of the connection, which cannot be used afterwards.
-    pub fn command<P: AsRef<[u8]>>(&mut self, parts: &[P]) -> io::Result<Reply> {
+    pub(super) fn command<P: AsRef<[u8]>>(&mut self, parts: &[P]) -> io::Result<Reply> {
         let mut request = format!("*{}\r\n", parts.len()).into_bytes();
         for part in parts {
             let part = part.as_ref();
