@@ -189,8 +189,9 @@ pub async fn a_release_notifies_the_waiters_of_its_lock_only(fixture: &dyn Fixtu
     }
     let ttl = fixture.ttl() * 20;
     let mut locks = Vec::new();
-    for index in 0..10 {
-        let name = name(&format!("notified {index}"));
+    // Each name begins with those after it.
+    for length in (1..=10).rev() {
+        let name = name(&"n".repeat(length));
         let (held, waiting) = (ann.claim(&name), bob.claim(&name));
         ann.granted(&held, ttl).await;
         bob.not_granted(&waiting, ttl).await;
@@ -199,7 +200,7 @@ pub async fn a_release_notifies_the_waiters_of_its_lock_only(fixture: &dyn Fixtu
     fixture.connected().await;
     tokio::time::sleep(AT_ONCE).await;
     bob.take_events();
-    let (held, waiting) = &locks[0];
+    let (held, waiting) = &locks[9];
     ann.release(held, Delivery::Confirmed).await.expect("a release");
     tokio::time::sleep(AT_ONCE * 3).await;
     let events = bob.take_events();

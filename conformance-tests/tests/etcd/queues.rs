@@ -145,29 +145,6 @@ fn two_claims_on_one_lease_are_two_owners() {
 }
 
 #[test]
-fn names_that_are_prefixes_of_each_other_are_different_locks() {
-    case(async |fixture| {
-        let names = ["jo", "job", "job/", "job/1", "job/10", "job0", "job%", "job%2F"];
-        let (ann, bob) = (client(&fixture).await, client(&fixture).await);
-        let mut guards = Vec::new();
-        for name in names {
-            let guard = ann.lock(name).try_acquire().await.expect("nothing is broken");
-            guards.push(guard.unwrap_or_else(|| panic!("another name holds {name:?}")));
-        }
-        let mut waiters: Vec<_> = names.iter().map(|name| waits(&bob, name)).collect();
-        for name in names {
-            eventually("bob waits", || leases(&fixture, name).len() == 2).await;
-        }
-        for index in (0..names.len()).rev() {
-            guards.remove(index).release().await.expect("a release");
-            let next = waiters.remove(index).await.expect("no panic");
-            assert!(waiters.iter().all(|waiter| !waiter.is_finished()), "{:?} released another lock", names[index]);
-            drop(next);
-        }
-    });
-}
-
-#[test]
 fn ten_thousand_names_are_watched_on_one_stream() {
     const NAMES: u64 = 10_000;
     case(async |fixture| {

@@ -12,7 +12,7 @@ use leasehold_core::backend::{AcquireOutcome, Claim, Delivery, ReleaseOutcome, R
 use leasehold_core::{ErrorKind, LockName};
 
 use super::strategy::MySqlFixture;
-use super::support::{SOON, case, client, hold};
+use super::support::{SOON, case};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -185,27 +185,4 @@ fn warm_calls_can_be_dropped_at_every_await() {
 #[test]
 fn calls_that_connect_can_be_dropped_at_every_await() {
     case(async |fixture| drop_calls(&fixture, true).await);
-}
-
-/// Acquires of a client, dropped at any time.
-#[test]
-fn dropped_acquires_leave_clean_connections() {
-    case(async |fixture| {
-        let ann = client(&fixture, SOON).await;
-        for round in 0..300_u64 {
-            let lock = ann.lock(format!("dropped {}", round % 7));
-            let _ = tokio::time::timeout(Duration::from_micros(round % 60 * 20), lock.acquire()).await;
-        }
-        for number in 0..20 {
-            let name = format!("after {number}");
-            let (one, other) = (hold(&ann, &name).await, ann.lock(&*name).try_acquire().await);
-            assert!(other.expect("a reply").is_none(), "{name} is held twice");
-            one.release().await.expect("a release");
-        }
-        let until = Instant::now() + SOON;
-        while !fixture.resource_counts().await.is_clean() {
-            assert!(Instant::now() < until, "{:?} stay", fixture.resource_counts().await);
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    });
 }

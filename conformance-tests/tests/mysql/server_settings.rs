@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use leasehold::mysql::{MySqlBackend, read_only_grants};
 use leasehold_conformance::{Fixture, Route};
@@ -170,19 +169,6 @@ fn a_missing_permission_is_an_error_with_the_statement_that_gives_it() {
         assert!(text.contains(&statement) && text.contains("`leasehold acl mysql`"), "{text}");
         fixture.execute(&statement);
         hold(&ann, "job").await.release().await.expect("the statement gave the permission");
-    });
-}
-
-/// Text collations merge some of these names, and some cut spaces.
-#[test]
-fn names_that_a_collation_merges_are_different_locks() {
-    case(async |fixture| {
-        let ann = client(&fixture, SOON).await;
-        let mut guards = Vec::new();
-        for name in ["job", "JOB", "jöb", "job ", " job", "job\u{301}", "jo\u{308}b", "ｊｏｂ"] {
-            let guard = ann.lock(name).wait(Duration::from_secs(5)).acquire().await;
-            guards.push(guard.unwrap_or_else(|error| panic!("{name:?} is not free: {error:?}")));
-        }
     });
 }
 

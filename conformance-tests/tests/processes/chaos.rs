@@ -48,26 +48,6 @@ fn counted(events: &[HolderLine]) -> Vec<u64> {
 }
 
 #[test]
-fn two_processes_raise_a_counter_without_losing_a_step() {
-    let environment = Environment::new();
-    let folder = folder("leasehold-counter-").unwrap();
-    let file = folder.path().join("counter");
-    let turns = 150;
-    let arguments = ["--count", &turns.to_string(), "--counter", file.to_str().unwrap(), "--work", "1ms"];
-    let mut lock_holders = [environment.lock_holder(&arguments), environment.lock_holder(&arguments)];
-    let mut events = Vec::new();
-    for lock_holder in &mut lock_holders {
-        let exit = lock_holder.wait(2 * SOON).unwrap();
-        assert!(exit.success(), "{:?}", lock_holder.events());
-        events.extend_from_slice(lock_holder.events());
-    }
-    assert_eq!(std::fs::read_to_string(&file).unwrap().trim(), (2 * turns).to_string());
-    let holds = holds(&events);
-    assert_eq!(holds.len(), 2 * turns);
-    check(&holds).unwrap();
-}
-
-#[test]
 fn processes_that_are_killed_at_work_never_overlap() {
     let environment = Environment::new();
     let folder = folder("leasehold-counter-").unwrap();

@@ -100,22 +100,6 @@ fn exit_panic_and_leak_end_by_the_ttl() {
 }
 
 #[test]
-fn release_and_drop_hand_the_lock_on_at_once() {
-    let environment = Environment::new();
-    let (mut holder, mut token) = environment.holder(&[]);
-    for command in ["release", "drop"] {
-        let mut waiter = environment.waiter(&[]);
-        let released = machine_now();
-        holder.send(command).unwrap();
-        let (at, next) = waiter.acquired(SOON).unwrap();
-        environment.happened(&format!("the handoff after {command} came"), at, released, released + TAKEOVER_SLACK);
-        assert!(next > token);
-        assert!(holder.wait(SOON).unwrap().success());
-        (holder, token) = (waiter, next);
-    }
-}
-
-#[test]
 fn a_paused_holder_detects_its_loss_with_its_first_check() {
     let environment = Environment::new();
     let (mut holder, token) = environment.holder(&["--stay"]);

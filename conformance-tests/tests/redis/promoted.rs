@@ -202,39 +202,3 @@ fn a_second_promotion_is_another_run_also_for_a_newcomer() {
         assert!(next.fencing_token() > guard.fencing_token());
     });
 }
-
-#[test]
-fn a_replica_that_was_promoted_long_ago_is_used_at_once() {
-    case(async |mut pair| {
-        let ann = pair.client(TTL, "").await;
-        hold(&ann, "used before").await.release().await.expect("a release");
-        pair.cut_off();
-        pair.primary.kill().expect("it runs");
-        promote(&pair.replica);
-        pair.leads_to(&pair.replica);
-        hold(&ann, "after").await.release().await.expect("a release");
-        let stopwatch = Stopwatch::start();
-        for _ in 0..3 {
-            let newcomer = pair.client(TTL, "").await;
-            assert!(newcomer.lock("after").try_acquire().await.expect("no quarantine").is_some());
-            newcomer.shutdown().await.expect("a release");
-        }
-        stopwatch.within(TTL / 2, "the quarantine is over");
-    });
-}
-
-#[test]
-fn trust_does_not_wait() {
-    case(async |mut pair| {
-        let ann = pair.client(TTL, "&restart=trust").await;
-        hold(&ann, "trusted").await.release().await.expect("a release");
-        pair.cut_off();
-        let stopwatch = Stopwatch::start();
-        pair.primary.kill().expect("it runs");
-        promote(&pair.replica);
-        pair.leads_to(&pair.replica);
-        let newcomer = pair.client(TTL, "&restart=trust").await;
-        let _held = (hold(&ann, "trusted").await, hold(&newcomer, "other").await);
-        stopwatch.within(TTL / 2, "trust does not wait");
-    });
-}

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::time::Duration;
 
-use leasehold::redis::acl;
 use leasehold_conformance::harness::{Fault, FaultProxy, Port};
 use leasehold_conformance::{Data, Fixture, ServerFault};
 use leasehold_core::{Error, ErrorKind, LockClient};
@@ -41,14 +40,6 @@ async fn connect(url: &str) -> Result<LockClient, Error> {
     leasehold::connect(url).await
 }
 
-/// The error of the connection or of the first acquire.
-async fn fails(url: &str) -> Error {
-    match connect(url).await {
-        Err(error) => error,
-        Ok(client) => client.lock("fails").ttl(TTL).try_acquire().await.expect_err("this must not work"),
-    }
-}
-
 #[track_caller]
 fn assert_error(error: &Error, kind: ErrorKind, hint: &str) {
     assert_eq!(error.kind(), kind, "{error:?}");
@@ -79,51 +70,6 @@ fn databases_and_prefixes_are_separate() {
             guards.push(hold(&client, "apart").await);
         }
         assert!(guards.iter().all(|guard| guard.is_held()));
-    });
-}
-
-#[test]
-fn a_password_is_needed_and_never_shown() {
-    case(|| async {
-        let server = start(RedisSettings::new().line("requirepass hunter2"));
-        let addr = server.addr();
-        works(&format!("redis://:hunter2@{addr}")).await;
-        assert_error(&fails(&format!("redis://{addr}")).await, ErrorKind::Auth, "password");
-        let error = fails(&format!("redis://:hunter22@{addr}")).await;
-        assert_error(&error, ErrorKind::Auth, "password");
-    });
-}
-
-#[test]
-fn the_least_permissions_are_enough_and_needed() {
-    case(|| async {
-        let rules = acl("leasehold:");
-        let lacking = rules.replace("+publish", "-publish").replace("+evalsha", "-evalsha");
-        let server = start(
-            RedisSettings::new()
-                .line("user default off")
-                .line(format!("user locker on >hunter2 {rules}"))
-                .line(format!("user lacking on >hunter2 {lacking}")),
-        );
-        let addr = server.addr();
-        works(&format!("redis://locker:hunter2@{addr}")).await;
-        // Nothing outside the prefix can be touched.
-        let error = fails(&format!("redis://locker:hunter2@{addr}/?prefix=other:")).await;
-        assert_error(&error, ErrorKind::Auth, "acl");
-        let error = fails(&format!("redis://lacking:hunter2@{addr}")).await;
-        assert_error(&error, ErrorKind::Auth, "acl");
-        let denied = server.command(&["ACL", "LOG"]).expect("ACL LOG").items();
-        assert!(!denied.is_empty(), "the harness sees what was denied");
-    });
-}
-
-#[test]
-fn a_server_that_may_evict_locks_is_refused() {
-    case(|| async {
-        let server = start(RedisSettings::new().line("maxmemory-policy allkeys-lru").line("maxmemory 100mb"));
-        let url = server.url();
-        assert_error(&fails(&url).await, ErrorKind::Unsupported, "noeviction");
-        works(&format!("{url}/?eviction=warn")).await;
     });
 }
 
@@ -166,19 +112,6 @@ fn a_lazy_client_connects_within_the_wait_of_its_acquire() {
     });
 }
 
-#[test]
-fn a_permanent_error_fails_a_lazy_client_at_once() {
-    case(|| async {
-        let server = start(RedisSettings::new());
-        let url = server.url().replace("redis://", "redis://nobody:hunter2@");
-        let client = leasehold::connect_lazy(&url).expect("nothing is sent yet");
-        let lock = client.lock("refused").wait(Duration::from_secs(600));
-        let error =
-            tokio::time::timeout(Duration::from_secs(10), lock.acquire()).await.expect("long before the wait is over");
-        assert_error(&error.expect_err("a wrong password"), ErrorKind::Auth, "password");
-    });
-}
-
 /// The refusals are those of real servers. Waiting does not help, so a wait of minutes ends with the first one.
 #[test]
 fn what_waiting_cannot_cure_ends_a_wait_at_once() {
@@ -189,6 +122,7 @@ fn what_waiting_cannot_cure_ends_a_wait_at_once() {
         let (no_scripts, no_set) = (lines(&["rename-command EVALSHA \"\""]), lines(&["rename-command SET \"\""]));
         let protected = lines(&["requirepass hunter2", "user limited on >hunter2 ~leasehold:* +@all -select"]);
         let at = |server: &RedisServer, user: &str, rest: &str| format!("redis://{user}{}{rest}", server.addr());
+        works(&at(&protected, ":hunter2@", "")).await;
         for (url, kind, hint) in [
             (at(&plain, "", "/2"), ErrorKind::Unsupported, "`databases`"),
             (at(&cluster, "", "/1"), ErrorKind::Unsupported, "Redis Cluster"),
@@ -196,7 +130,8 @@ fn what_waiting_cannot_cure_ends_a_wait_at_once() {
             (at(&no_scripts, "", ""), ErrorKind::Unsupported, "rename-command"),
             (at(&no_set, "", ""), ErrorKind::Unsupported, "rename-command"),
             (at(&protected, "", ""), ErrorKind::Auth, "password"),
-            (at(&protected, ":other@", ""), ErrorKind::Auth, "password"),
+            (at(&protected, ":hunter22@", ""), ErrorKind::Auth, "password"),
+            (at(&plain, "nobody:hunter2@", ""), ErrorKind::Auth, "user"),
             (at(&protected, "limited:hunter2@", "/1"), ErrorKind::Auth, "acl"),
         ] {
             let client = leasehold::connect_lazy(&url).expect("nothing is sent yet");

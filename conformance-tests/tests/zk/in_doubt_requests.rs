@@ -88,28 +88,6 @@ fn a_release_whose_connection_breaks_is_in_doubt() {
     });
 }
 
-/// The reply to a creation is lost with its connection. The withdraw finds the node.
-#[test]
-fn a_creation_whose_connection_breaks_is_withdrawn() {
-    case(async |fixture| {
-        let ann = patient(&fixture);
-        let name = name("broken creation");
-        ann.granted(&ann.claim(&self::name("opens the session")), TTL).await;
-        let claim = ann.claim(&name);
-        fixture.path(PathFault::LoseReplies).await;
-        let acquire = tokio::spawn({
-            let (ann, claim) = (ann.clone(), claim.clone());
-            async move { ann.acquire(&claim, TTL).await }
-        });
-        eventually("the server has created the node", || queue(&fixture, &name) == 1).await;
-        fixture.heal().await;
-        let acquired = acquire.await.expect("no panic");
-        assert!(acquired.is_err(), "{acquired:?}");
-        ann.release(&claim, Delivery::InDoubt).await.expect("a withdraw");
-        assert_eq!(queue(&fixture, &name), 0, "the node is left");
-    });
-}
-
 /// A claim is withdrawn while its client opens a session, before a request of it was sent. None is sent later.
 #[test]
 fn a_claim_that_is_withdrawn_while_its_client_connects_leaves_nothing() {

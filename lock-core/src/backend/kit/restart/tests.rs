@@ -205,6 +205,8 @@ fn a_client_with_trust_does_not_wait_and_others_still_do() {
     assert_eq!(world.check(&mut newcomer, s(1)), Grants::After(s(6)));
     assert_eq!(world.check_as(&mut trusting, s(9), OnRestart::Trust), Grants::Allowed);
     assert_eq!(world.check(&mut newcomer, s(1)), Grants::After(s(9)), "its lease may be of the run before");
+    world.promote_a_replica();
+    assert_eq!(world.check_as(&mut trusting, s(9), OnRestart::Trust), Grants::Allowed);
 }
 
 #[test]
