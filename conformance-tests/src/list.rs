@@ -26,14 +26,11 @@ macro_rules! for_each_case {
                 two_clients_and_a_counter
                 a_hundred_tasks_and_a_counter
                 the_history_of_many_clients
-                many_waiters_without_a_lost_wakeup
                 many_locks_at_once
                 one_client_excludes_itself
             }
             defaults {
                 an_acquire_is_at_once
-                a_wait_ends_with_the_release
-                clients_take_turns_in_time
                 a_lease_is_kept
                 a_loss_is_reported
                 a_shortest_hold_is_kept_and_no_longer
@@ -82,7 +79,6 @@ macro_rules! for_each_case {
                 a_long_wait_ends_in_time
                 the_wait_includes_connecting
                 a_release_wakes_the_waiter
-                the_waiter_of_a_dead_holder_takes_over
                 a_waiter_that_died_in_the_queue_is_passed_over
                 a_lost_push_costs_time_only
                 a_watch_reports_once
@@ -215,7 +211,6 @@ macro_rules! for_each_case {
                 no_task_is_left_behind
                 a_dropped_client_releases_everything
                 calls_without_replies_leave_no_connection
-                a_queue_that_was_served_is_gone
             }
             errors {
                 bad_input_is_refused_before_anything_is_sent

@@ -59,14 +59,11 @@ saboteurs! {
         two_clients_and_a_counter: GrantsEveryTenth, "increments were lost";
         a_hundred_tasks_and_a_counter: GrantsEveryTenth, "increments were lost";
         the_history_of_many_clients: TokensFall, "tokens do not rise";
-        many_waiters_without_a_lost_wakeup: LosesOnePush, "every client has held";
         many_locks_at_once: CollidingNames, "held by the holder of another name";
         one_client_excludes_itself: OneOwnerPerClient, "one client holds a lock twice";
     }
     defaults {
         an_acquire_is_at_once: LongLeases, "the store has";
-        a_wait_ends_with_the_release: PushesNothing, "ends with the release";
-        clients_take_turns_in_time: PushesNothing, "take turns in time";
         a_lease_is_kept: RefusesRenewals, "after a third of the default ttl";
         a_loss_is_reported: PretendsToRenew, "that is gone is reported";
         a_shortest_hold_is_kept_and_no_longer: RunsOutAtOnce, "within the shortest hold";
@@ -115,7 +112,6 @@ saboteurs! {
         a_long_wait_ends_in_time: DropsReleasesOfWaiters, "leaves the queue";
         the_wait_includes_connecting: TakesSilenceForAReply, "the server did not reply";
         a_release_wakes_the_waiter: PushesNothing, "acquires the lock at once";
-        the_waiter_of_a_dead_holder_takes_over: LongLeases, "taken over from a dead holder";
         a_waiter_that_died_in_the_queue_is_passed_over: RenewsByItself, "dead waiter";
         a_lost_push_costs_time_only: ReportsStalePlaces, "the next poll";
         a_watch_reports_once: WatchesNothing, "a release is reported once";
@@ -248,7 +244,6 @@ saboteurs! {
         no_task_is_left_behind: LeavesTasks, "no task is left";
         a_dropped_client_releases_everything: KeepsBackends, "connections are closed";
         calls_without_replies_leave_no_connection: KeepsTimedOutConnections, "connections without replies are closed";
-        a_queue_that_was_served_is_gone: LeavesLeases, "nothing is left of the queue";
     }
     errors {
         bad_input_is_refused_before_anything_is_sent: SendsStrayRequests, "something was sent";
@@ -296,6 +291,9 @@ mod further {
         }
         defaults {
             a_shortest_hold_is_kept_and_no_longer: HidesShortenedLeases, "soon after the shortest hold";
+        }
+        waiting {
+            clients_are_served_in_order_where_that_is_claimed: LosesOnePush, "every waiter has had a turn";
         }
         reconnect {
             a_waiter_retries_as_soon_as_it_is_connected: ReconnectsWhenCalled, "has reconnected by itself";

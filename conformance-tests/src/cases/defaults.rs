@@ -1,6 +1,8 @@
 //! Cases with default options: the default ttl and wait, for each operation of a lock, each with a time bound.
 //!
-//! The case `lease::max_hold_bounds_a_longer_ttl` tests `max_hold` with a default ttl.
+//! Cases of other groups test the rest: `lease::the_default_ttl_is_whole_soon_after_a_grant` a wait,
+//! `waiting::the_cost_of_a_handoff_is_flat` clients that take turns, and `lease::max_hold_bounds_a_longer_ttl` the
+//! longest hold.
 //!
 //! The other cases use short ttls. A defect that waits for a third of a ttl costs 200 ms there, and 10 s here.
 
@@ -37,49 +39,6 @@ pub async fn an_acquire_is_at_once(fixture: &dyn Fixture) {
         assert!(guard.validity() <= left, "valid for longer than the lease at the server");
         in_time(bound, "a release is at once", guard.release()).await.expect("a release");
     }
-}
-
-/// Invariants 10 and 13: a wait ends with the release.
-pub async fn a_wait_ends_with_the_release(fixture: &dyn Fixture) {
-    let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
-    let name = name("default wait");
-    let guard = hold(&ann, &name).await;
-    let waiter = tokio::spawn(hold(&bob, &name));
-    queued(fixture, &bob, &name, (1, 1)).await;
-    guard.release().await.expect("a release");
-    let bound = handoff_bound(&bob.capabilities());
-    let next = in_time(bound, "a default wait ends with the release", join(waiter)).await;
-    let (valid, left) = (next.validity(), fixture.record(&name).await.lease().unwrap_or_default());
-    assert!(!valid.is_zero() && valid <= left + AT_ONCE, "valid for {valid:?}, and the server has {left:?}");
-}
-
-/// Clients take turns, and none of the turns waits for a timer.
-pub async fn clients_take_turns_in_time(fixture: &dyn Fixture) {
-    const CLIENTS: u32 = 3;
-    const TURNS: u32 = 8;
-    let (name, job) = (name("default turns"), Duration::from_millis(5));
-    let mut clients = Vec::new();
-    for _ in 0..CLIENTS {
-        clients.push(default_client(fixture, Route::Clear).await);
-    }
-    let bound = (job + handoff_bound(&clients[0].capabilities())) * CLIENTS * TURNS;
-    let all = async {
-        let mut working = Vec::new();
-        for client in &clients {
-            let lock = client.lock(name.as_str());
-            working.push(tokio::spawn(async move {
-                for _ in 0..TURNS {
-                    let guard = lock.acquire().await.expect("every client gets a turn");
-                    tokio::time::sleep(job).await;
-                    guard.release().await.expect("a release");
-                }
-            }));
-        }
-        for task in working {
-            join(task).await;
-        }
-    };
-    in_time(bound, "clients with default options take turns in time", all).await;
 }
 
 /// A lease is renewed after each third of the default ttl.

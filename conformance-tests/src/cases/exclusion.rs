@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold_core::{ErrorKind, LockClient, LockGuard, LockName};
 
-use crate::clients::{PATIENCE, becomes_free, client, handoff_bound, hold, is_free, kind_of, long_client, queued};
+use crate::clients::{becomes_free, client, handoff_bound, hold, is_free, kind_of, long_client};
 use crate::fixture::{Fixture, Route};
 use crate::history::History;
 use crate::support::{AT_ONCE, join, name};
@@ -143,30 +143,6 @@ async fn visit(client: &LockClient, name: &LockName, history: &History, dies: bo
         // A busy machine may have lost the lease. The history shows whether exclusion held.
         let _ = guard.release().await;
     }
-}
-
-/// Invariant 13: twenty clients wait for one holder, and each release wakes the next one without a timer.
-pub async fn many_waiters_without_a_lost_wakeup(fixture: &dyn Fixture) {
-    const HERD: usize = 20;
-    let holder = long_client(fixture, Route::Clear).await;
-    let name = name("clients");
-    let guard = hold(&holder, &name).await;
-    let mut waiting = Vec::new();
-    for index in 0..HERD {
-        let client = long_client(fixture, Route::Clear).await;
-        // The first client waits until the last one has connected, which takes long on a busy machine.
-        let lock = client.lock(name.as_str()).wait(PATIENCE * 4);
-        waiting.push(tokio::spawn(async move { lock.acquire().await.expect("its turn comes").release().await }));
-        queued(fixture, &client, &name, (1, index as u64 + 1)).await;
-    }
-    let bound = handoff_bound(&holder.capabilities()) * HERD as u32;
-    let all = async {
-        guard.release().await.expect("a release");
-        for task in waiting {
-            join(task).await.expect("a release");
-        }
-    };
-    in_time(bound, "every client has held the lock", all).await;
 }
 
 /// Invariants 1 and 15: two hundred locks are held at once, each by one client.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_core::backend::{AcquireOutcome, Delivery};
 use leasehold_core::{ErrorKind, KeeperRuntime, LockClient};
 
-use crate::clients::{build, builder, hold, kind_of, long_client, queued};
+use crate::clients::{build, builder, hold, kind_of, long_client};
 use crate::direct::Direct;
 use crate::fault::{PathFault, ServerFault};
 use crate::fixture::{Fixture, ResourceCounts, Route};
@@ -197,25 +197,4 @@ pub async fn calls_without_replies_leave_no_connection(fixture: &dyn Fixture) {
     let closed = |now: &ResourceCounts| now.connections <= before + spare;
     let what = format!("connections without replies are closed; there were {before} before");
     becomes(BACK, &what, async || fixture.resource_counts().await, closed).await;
-}
-
-/// Invariant 17: a queue ends with its last waiter, and a place does not outlive its waiter.
-pub async fn a_queue_that_was_served_is_gone(fixture: &dyn Fixture) {
-    let ann = long_client(fixture, Route::Clear).await;
-    let name = name("served");
-    let guard = hold(&ann, &name).await;
-    let mut waiting = Vec::new();
-    for index in 0..5 {
-        let client = long_client(fixture, Route::Clear).await;
-        let lock = client.lock(name.as_str());
-        waiting.push(tokio::spawn(async move { lock.acquire().await.expect("its turn comes").release().await }));
-        queued(fixture, &client, &name, (1, index + 1)).await;
-    }
-    guard.release().await.expect("a release");
-    for task in waiting {
-        join(task).await.expect("a release");
-    }
-    let clean = async || fixture.resource_counts().await.is_clean();
-    eventually(AT_ONCE, "nothing is left of the queue", clean).await;
-    assert_eq!(fixture.record(&name).await.waiting(), 0);
 }

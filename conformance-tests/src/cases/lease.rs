@@ -475,8 +475,9 @@ pub async fn a_shutdown_ends_a_min_hold_that_is_over(fixture: &dyn Fixture) {
     process.join().expect("the process ends without a panic");
 }
 
-/// With the default ttl a fresh lease is valid for nearly all of it. After a wait the lease begins with the rest of the
-/// place's shorter ttl and is renewed to the whole ttl soon, before the next regular renewal.
+/// Invariants 10 and 13: a wait with the defaults ends with the release. A fresh lease of the default ttl is valid for
+/// nearly all of it. After a wait the lease begins with the rest of the place's shorter ttl and is renewed to the whole
+/// ttl soon, before the next regular renewal.
 pub async fn the_default_ttl_is_whole_soon_after_a_grant(fixture: &dyn Fixture) {
     let (ann, bob) = (default_client(fixture, Route::Clear).await, default_client(fixture, Route::Clear).await);
     let (name, whole) = (name("default ttl"), DEFAULT_TTL * 85 / 100);
@@ -490,6 +491,8 @@ pub async fn the_default_ttl_is_whole_soon_after_a_grant(fixture: &dyn Fixture) 
         guard.release().await.expect("a release");
         let bound = handoff_bound(&bob.capabilities());
         let next = in_time(bound, "the waiter acquires the lock at once after the release", join(waiter)).await;
+        let (valid, left) = (next.validity(), fixture.record(&name).await.lease().unwrap_or_default());
+        assert!(!valid.is_zero() && valid <= left + AT_ONCE, "valid for {valid:?}, and the server has {left:?}");
         let validity = async || next.validity();
         becomes(AT_ONCE * 2, "a lease after a wait soon has its whole ttl", validity, |valid| *valid >= whole).await;
         let left = fixture.record(&name).await.lease().expect("it is held");

@@ -10,7 +10,8 @@ use leasehold_core::{ErrorKind, FencingToken, LockClient, LockGuard, Result};
 use tokio::task::JoinHandle;
 
 use crate::clients::{
-    PATIENCE, build, client, handoff_bound, hold, is_free, kind_of, long_client, queued, steady_client, steady_ttl,
+    PATIENCE, build, client, default_client, handoff_bound, hold, is_free, kind_of, long_client, queued, steady_client,
+    steady_ttl,
 };
 use crate::direct::Direct;
 use crate::fault::PathFault;
@@ -102,18 +103,6 @@ pub async fn a_release_wakes_the_waiter(fixture: &dyn Fixture) {
         let next = in_time(bound, "the waiter acquires the lock at once after the release", join(waiter)).await;
         next.release().await.expect("a release");
     }
-}
-
-/// Invariant 10: a waiter takes over from a dead holder after the rest of its ttl, at most the backend's slack later.
-pub async fn the_waiter_of_a_dead_holder_takes_over(fixture: &dyn Fixture) {
-    let (dead, bob) = (Direct::new(fixture, Route::Clear).await, long_client(fixture, Route::Clear).await);
-    let (name, ttl) = (name("dead holder"), fixture.ttl() * 2);
-    let stopwatch = Stopwatch::start();
-    dead.granted(&dead.claim(&name), ttl).await;
-    let bound = ttl + bob.capabilities().takeover_slack;
-    let guard = in_time(bound, "taken over from a dead holder", hold(&bob, &name)).await;
-    stopwatch.not_before(ttl, "taken over before the lease ended");
-    assert!(guard.is_held());
 }
 
 /// Invariant 13: a dead waiter in the queue delays those behind it by the rest of its place, no more.
@@ -266,18 +255,20 @@ async fn all_turns(guard: LockGuard, waiting: Vec<JoinHandle<FencingToken>>, bou
     .await
 }
 
-/// Clients are served in order of arrival if the backend claims that.
+/// Invariant 13: twenty clients wait for one holder, and each release wakes the next one without a timer. They are
+/// served in order of arrival if the backend claims that.
 pub async fn clients_are_served_in_order_where_that_is_claimed(fixture: &dyn Fixture) {
-    const CLIENTS: u64 = 6;
+    const CLIENTS: u64 = 20;
     let holder = long_client(fixture, Route::Clear).await;
     let name = name("order");
     let guard = hold(&holder, &name).await;
     let mut waiting = Vec::new();
     for index in 0..CLIENTS {
         let client = long_client(fixture, Route::Clear).await;
-        let first = hold(&client, &name);
+        // The first client waits until the last one has connected, which takes long on a busy machine.
+        let lock = client.lock(name.as_str()).wait(PATIENCE * 4);
         waiting.push(tokio::spawn(async move {
-            let guard = first.await;
+            let guard = lock.acquire().await.expect("its turn comes");
             let token = guard.fencing_token();
             guard.release().await.expect("a release");
             token
@@ -379,19 +370,19 @@ pub async fn a_thousand_waiters_all_get_their_turn(fixture: &dyn Fixture) {
     assert!(is_free(&holder, &name).await);
 }
 
-/// The cost of a handoff in requests. If the server keeps a queue, the cost does not grow with the number of waiters.
-/// Otherwise each waiter sends at most one request.
+/// The cost of a handoff in requests, and its time, with the default ttl. If the server keeps a queue, the cost does
+/// not grow with the number of waiters. Otherwise each waiter sends at most one request. No turn waits for a timer.
 pub async fn the_cost_of_a_handoff_is_flat(fixture: &dyn Fixture) {
-    let few = cost_of_handoffs(fixture, 2).await;
+    let few = cost_of_handoffs(fixture, 3).await;
     let some = cost_of_handoffs(fixture, 10).await;
     let many = cost_of_handoffs(fixture, 30).await;
-    println!("requests per handoff of 2, 10 and 30 clients: {few:.1}, {some:.1}, {many:.1}");
+    println!("requests per handoff of 3, 10 and 30 clients: {few:.1}, {some:.1}, {many:.1}");
     let keeps_queue = Direct::new(fixture, Route::Clear).await.capabilities().waiting == Waiting::ServerQueue;
     // A granted acquire and a release, and without a queue one refused acquire for each waiter.
     let most = if keeps_queue { 2.2 } else { 2.0 + 30.0 };
     assert!(
         many <= most,
-        "{many:.1} requests per handoff with 30 clients, {some:.1} with 10 and {few:.1} with 2; the bound is {most}"
+        "{many:.1} requests per handoff with 30 clients, {some:.1} with 10 and {few:.1} with 3; the bound is {most}"
     );
 }
 
@@ -399,11 +390,11 @@ pub async fn the_cost_of_a_handoff_is_flat(fixture: &dyn Fixture) {
 async fn cost_of_handoffs(fixture: &dyn Fixture, clients: u32) -> f64 {
     const TURNS: u32 = 5;
     let (name, job) = (name(&format!("{clients} clients")), Duration::from_millis(2));
-    let holder = long_client(fixture, Route::Clear).await;
+    let holder = default_client(fixture, Route::Clear).await;
     let guard = hold(&holder, &name).await;
     let mut waiting = Vec::new();
     for index in 0..clients {
-        let client = long_client(fixture, Route::Clear).await;
+        let client = default_client(fixture, Route::Clear).await;
         let lock = client.lock(name.as_str()).wait(PATIENCE * 2);
         waiting.push(tokio::spawn(async move {
             for _ in 0..TURNS {
