@@ -324,18 +324,6 @@ fn deliver_ends_the_hold_of_open_connections() {
 }
 
 #[test]
-fn held_replies_come_late() {
-    let (echo, proxy) = start();
-    let mut client = Client::open(&proxy);
-    proxy.apply(Fault::HoldReplies);
-    client.send("one");
-    eventually("the server has it", || echo.bytes() == "one");
-    client.receives_nothing();
-    proxy.deliver();
-    assert_eq!(client.receive(SOON), Ok("ONE".into()));
-}
-
-#[test]
 fn half_open_hides_the_end_of_one_side_from_the_other() {
     let (echo, proxy) = start();
     let (mut leaver, mut stayer) = (Client::open(&proxy), Client::open(&proxy));

@@ -132,7 +132,7 @@ pub fn micros(time: Duration) -> u64 {
 #[derive(Debug)]
 pub struct LockHolder {
     process: ChildProcess,
-    commands: Option<ChildStdin>,
+    commands: ChildStdin,
     lines: Receiver<HolderLine>,
     seen: Vec<HolderLine>,
 }
@@ -146,8 +146,9 @@ impl LockHolder {
         let mut command = Command::new(program);
         command.args(arguments.iter().map(AsRef::as_ref)).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = ChildProcess::spawn(&mut command)?;
-        let (commands, output, _) = process.take_pipes();
-        let output = output.ok_or_else(|| io::Error::other("a lock holder's standard output is a pipe"))?;
+        let (Some(commands), Some(output), _) = process.take_pipes() else {
+            return Err(io::Error::other("a lock holder's standard input and output are pipes"));
+        };
         let (sender, lines) = channel();
         // The thread ends with the process, which then closes its end of the pipe.
         std::thread::Builder::new().name("lock-holder".into()).spawn(move || {
@@ -170,9 +171,8 @@ impl LockHolder {
     /// # Errors
     /// If it has ended.
     pub fn send(&mut self, command: &str) -> io::Result<()> {
-        let commands = self.commands.as_mut().ok_or_else(|| io::Error::other("its standard input is closed"))?;
-        commands.write_all(format!("{command}\n").as_bytes())?;
-        commands.flush()
+        self.commands.write_all(format!("{command}\n").as_bytes())?;
+        self.commands.flush()
     }
 
     /// Waits for the next line for which `select` returns a value, at most for `bound`. Lines before it are skipped.
@@ -244,11 +244,6 @@ impl LockHolder {
         };
         self.seen.extend(self.lines.iter());
         Ok(exit)
-    }
-
-    /// Closes its standard input.
-    pub fn no_more_commands(&mut self) {
-        self.commands = None;
     }
 
     /// Its events that were read so far, in order.

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use leasehold::{Error, ErrorKind, Lock, LockClient, LockGuard};
+use leasehold::{Error, ErrorKind, LockGuard};
 use leasehold_conformance::harness::{HolderEvent, HolderLine, machine_now, micros};
 use store::Store;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -50,18 +50,6 @@ struct Options {
     /// How long the work takes between reading the counter and writing it.
     #[arg(long, value_parser = duration, default_value = "1ms")]
     work: Duration,
-
-    /// Do not renew: the lease ends after its ttl.
-    #[arg(long)]
-    no_renewal: bool,
-
-    /// Renew no longer than this after the grant.
-    #[arg(long, value_parser = duration)]
-    max_hold: Option<Duration>,
-
-    /// Released earlier, let the lease run out this long after the grant.
-    #[arg(long, value_parser = duration)]
-    min_hold: Option<Duration>,
 
     /// Wait for commands after the last turn, or a loss, instead of exiting.
     #[arg(long)]
@@ -178,7 +166,7 @@ async fn run(options: &Options) -> u8 {
 /// Acquires, and holds until the time is up, a command or a loss.
 async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver<String>) -> Result<Turn, Error> {
     report(HolderEvent::Waiting { name: options.name.clone() });
-    let lock = lock(options, &store.client);
+    let lock = store.client.lock(&options.name).ttl(options.ttl).wait(options.wait);
     let acquiring = lock.acquire();
     tokio::pin!(acquiring);
     let guard = loop {
@@ -263,20 +251,6 @@ async fn write(store: &Store, guard: &LockGuard, text: &str) {
             failed("write", &error);
         }
     }
-}
-
-fn lock(options: &Options, client: &LockClient) -> Lock {
-    let mut lock = client.lock(&options.name).ttl(options.ttl).wait(options.wait);
-    if options.no_renewal {
-        lock = lock.without_renewal();
-    }
-    if let Some(max_hold) = options.max_hold {
-        lock = lock.max_hold(max_hold);
-    }
-    if let Some(min_hold) = options.min_hold {
-        lock = lock.min_hold(min_hold);
-    }
-    lock
 }
 
 /// Raises the number in the file, in steps that only the lock keeps together. Returns `None` if the lease was lost

@@ -68,8 +68,7 @@ impl Connection {
     /// Whether it has bytes that only [`deliver`](super::FaultProxy::deliver) passes on. Delayed ones pass by
     /// themselves, in order.
     pub(super) fn is_stuck(&self) -> bool {
-        let rules = *self.rules.borrow();
-        self.holds() && [rules.requests, rules.replies].iter().any(|way| way.flow == Flow::Hold)
+        self.holds() && self.rules.borrow().requests.flow == Flow::Hold
     }
 
     /// When the bytes that it holds were read first; later than any time if that is not known.

@@ -41,8 +41,6 @@ pub enum Fault {
     /// Requests are kept until [`FaultProxy::deliver`], and arrive then even if the client has closed its side before.
     /// Replies go through.
     HoldRequests,
-    /// Replies are kept until [`FaultProxy::deliver`]. Requests go through.
-    HoldReplies,
     /// The end of one side is not passed on to the other side, which sees an open connection while the fault lasts.
     HalfOpen,
 }

@@ -53,17 +53,14 @@ impl Rules {
             Fault::Delay { requests, replies } => (self.requests.delay, self.replies.delay) = (requests, replies),
             Fault::LoseReplies => self.replies.flow = Flow::Drop,
             Fault::HoldRequests => self.requests.flow = Flow::Hold,
-            Fault::HoldReplies => self.replies.flow = Flow::Hold,
             Fault::HalfOpen => self.pass_ends = false,
         }
     }
 
     /// Stops holding bytes.
     pub(super) fn let_go(&mut self) {
-        for way in [&mut self.requests, &mut self.replies] {
-            if way.flow == Flow::Hold {
-                way.flow = Flow::Pass;
-            }
+        if self.requests.flow == Flow::Hold {
+            self.requests.flow = Flow::Pass;
         }
     }
 }
