@@ -13,7 +13,7 @@ use crate::clients::{
 use crate::direct::Direct;
 use crate::fault::{Data, PathFault, Room, ServerFault, Unsupported};
 use crate::fixture::{Fixture, Route};
-use crate::support::{AT_ONCE, BACK, ENDS_BY, LOST_BY, Stopwatch, eventually, join, name, still_held};
+use crate::support::{AT_ONCE, BACK, ENDS_BY, LOST_BY, POLL_INTERVAL, Stopwatch, eventually, join, name, still_held};
 use crate::timing_control::in_time;
 
 /// Invariant 11: if the server is down, an acquire ends in time with `Unavailable`. When the server is back, the same
@@ -256,7 +256,7 @@ pub async fn a_release_of_a_lost_lease_is_no_release(fixture: &dyn Fixture) {
             let ended = async {
                 loop {
                     match ann.shutdown().await {
-                        Err(error) if error.kind() != ErrorKind::Lost => {}
+                        Err(error) if error.kind() != ErrorKind::Lost => tokio::time::sleep(POLL_INTERVAL).await,
                         ended => return ended,
                     }
                 }

@@ -64,17 +64,21 @@ impl StoreUnderTest for Environment {
         self.stored().record(&name())
     }
 
-    /// The server counts in whole seconds, so this waits until the number falls.
+    /// The server counts in whole seconds, so this waits until the number falls, or until the lease has ended in its
+    /// last second.
     fn lease_ends(&self) -> (Duration, Duration) {
         let lease = self.stored().queue(&name()).first().expect("a client holds the lock").lease;
-        let left = || self.server.side().lease(lease).unwrap().map_or(Duration::ZERO, |lease| lease.left);
-        let mut before = (machine_now(), left());
+        let left = || self.server.side().lease(lease).unwrap().map(|lease| lease.left);
+        let until = machine_now() + SOON;
+        let mut before = (machine_now(), left().expect("the lease has not ended yet"));
         loop {
-            let read = (machine_now(), left());
-            if read.1 < before.1 {
-                return (before.0 + before.1, machine_now() + before.1);
+            std::thread::sleep(Duration::from_millis(2));
+            let at = machine_now();
+            assert!(at < until, "not within {SOON:?}: less is left of the lease");
+            match left() {
+                Some(left) if left >= before.1 => before = (at, left),
+                _ => return (before.0 + before.1, machine_now() + before.1),
             }
-            before = read;
         }
     }
 

@@ -219,8 +219,9 @@ fn a_client_that_queues_again_soon_opens_no_watch() {
         let mut guard = hold(&holder, "contended").await;
         let mut waiter = waits(&next, "contended");
         eventually("both watch", || statistics().watches() == 2).await;
-        let mut shown = 0;
+        let (mut shown, stopwatch) = (0, Stopwatch::start());
         while shown < 5 {
+            stopwatch.within(SOON * 3, &format!("{shown} of 5 rounds were shorter than {LINGER:?}"));
             let (before, begin) = (messages(), std::time::Instant::now());
             guard.release().await.expect("a release");
             let last = std::mem::replace(&mut waiter, waits(&holder, "contended"));

@@ -16,6 +16,9 @@ use super::stored::Stored;
 use super::strategy::MySqlFixture;
 use super::support::{SOON, Stopwatch, case, client, eventually, hold, own_servers};
 
+/// Between two attempts of a call.
+const PAUSE: Duration = Duration::from_millis(5);
+
 /// The connection that holds the only lock.
 fn holder(fixture: &MySqlFixture) -> String {
     let ids = holders(fixture);
@@ -199,9 +202,13 @@ fn a_withdrawal_ends_the_connections_of_earlier_attempts() {
             "the first connection has the row, and the second waits"
         );
         // Its connections for calls are broken too.
-        let admin = ann.backend().admin().expect("supported");
-        while admin.inspect(claim.name()).await.is_err() {}
-        while ann.release(&claim, Delivery::InDoubt).await.is_err() {}
+        let inspect = || ann.backend().admin().expect("supported");
+        while inspect().inspect(claim.name()).await.is_err() {
+            tokio::time::sleep(PAUSE).await;
+        }
+        while ann.release(&claim, Delivery::InDoubt).await.is_err() {
+            tokio::time::sleep(PAUSE).await;
+        }
         let server = fixture.server();
         assert_eq!(Stored(&*server).transactions(), 0, "a connection of the claim still has a transaction");
     });
@@ -261,7 +268,11 @@ fn waiters_that_give_up_together_do_not_delay_the_next_one() {
             tasks.shutdown().await;
             for claim in claims {
                 let ann = ann.clone();
-                tasks.spawn(async move { while ann.release(&claim, Delivery::InDoubt).await.is_err() {} });
+                tasks.spawn(async move {
+                    while ann.release(&claim, Delivery::InDoubt).await.is_err() {
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                });
             }
             tokio::task::yield_now().await;
             let stopwatch = Stopwatch::start();

@@ -275,8 +275,11 @@ impl<S: Strategy> Fixture for StrategyFixture<S> {
     async fn deliver(&self) {
         // The server has a thread for each connection, which may still have to read its socket. A connection that is
         // being opened may hold bytes again.
-        for _ in 0..MAX_HOLDING {
-            self.path.proxy().deliver_oldest();
+        for round in 0..=MAX_HOLDING {
+            match round {
+                MAX_HOLDING => self.path.deliver(),
+                _ => self.path.proxy().deliver_oldest(),
+            }
             let mut before = None;
             loop {
                 let executed = S::served(&Stored(&*self.server()));
@@ -289,7 +292,6 @@ impl<S: Strategy> Fixture for StrategyFixture<S> {
                 return;
             }
         }
-        self.path.deliver();
     }
 
     async fn server(&self, fault: ServerFault) -> Result<(), Unsupported> {
