@@ -225,7 +225,7 @@ saboteurs! {
         a_clock_set_back_revives_no_released_lease: ReleasesByTheDeadline, "a released lease is back";
     }
     reconnect {
-        a_waiter_retries_as_soon_as_it_is_connected: MissesWhatCameMeanwhile, "has reconnected by itself";
+        a_waiter_retries_as_soon_as_it_is_connected: HidesReconnects, "has reconnected by itself";
         a_waiter_is_notified_after_a_reconnect: SubscribesOnce, "after a reconnect as before";
         a_holder_is_notified_after_a_reconnect: ClaimsToPush, "a loss is pushed after a reconnect";
         a_slow_path_is_connected_to: ConnectsInEachCall, "not connected over a slow path";
@@ -295,9 +295,6 @@ mod further {
         waiting {
             clients_are_served_in_order_where_that_is_claimed: LosesOnePush, "every waiter has had a turn";
         }
-        reconnect {
-            a_waiter_retries_as_soon_as_it_is_connected: ReconnectsWhenCalled, "has reconnected by itself";
-        }
         faults {
             a_release_of_a_lost_lease_is_no_release: TakesGoneForReleased, "by the repeated release";
             a_wall_clock_set_forward_does_no_harm: SendsTheClientsClock, "at the server";
@@ -313,9 +310,6 @@ mod third {
     fails! {
         a_fixture {
             holds_and_delivers: HoldIsDropTraffic, "Fixture::deliver: it has returned";
-        }
-        reconnect {
-            a_waiter_retries_as_soon_as_it_is_connected: HidesReconnects, "has reconnected by itself";
         }
     }
 }

@@ -25,6 +25,19 @@ impl Hooks for HidesReconnects {
 }
 
 plain! {
+    /// Reports with each event that any other lock may have changed too.
+    WakesWaitersOfAllLocks;
+}
+
+#[async_trait]
+impl Hooks for WakesWaitersOfAllLocks {
+    fn event(&self, _: &Arc<Inner>, core: &CoreHandle, event: Event) {
+        core.event(event);
+        core.event(Event::Resync);
+    }
+}
+
+plain! {
     /// Does not notify clients of a shortened lease.
     HidesShortenedLeases;
 }

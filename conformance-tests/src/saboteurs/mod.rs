@@ -8,7 +8,6 @@ mod events;
 mod exclusion;
 mod fixture;
 mod leaks;
-mod notifying;
 mod ownership;
 mod queue;
 mod release;
@@ -32,7 +31,6 @@ pub use self::events::*;
 pub use self::exclusion::*;
 pub use self::fixture::*;
 pub use self::leaks::*;
-pub use self::notifying::*;
 pub use self::ownership::*;
 pub use self::queue::*;
 pub use self::release::*;
@@ -67,12 +65,6 @@ pub trait Saboteur: Hooks {
     fn tune(&self, builder: LockClientBuilder) -> LockClientBuilder {
         builder
     }
-
-    /// Notes the route of each backend.
-    fn on_backend(&self, _: Route) {}
-
-    /// Notes that the path is healed.
-    fn on_heal(&self) {}
 
     // Defects of the fixture's own methods, which only the cases of the group `a_fixture` detect.
 
@@ -129,7 +121,6 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
     }
 
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
-        self.saboteur.on_backend(route);
         let backend = self.sound.backend(route).await;
         if S::AT_SERVER {
             return backend;
@@ -159,7 +150,6 @@ impl<S: Saboteur> Fixture for Sabotaged<S> {
     }
 
     async fn heal(&self) {
-        self.saboteur.on_heal();
         self.sound.heal().await;
     }
 
