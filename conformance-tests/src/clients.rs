@@ -162,7 +162,7 @@ pub(crate) fn queued(
 
 /// Polls a future at most this many times, each time it is woken, and then drops it. Returns its output if it has
 /// ended.
-pub(crate) async fn polled<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
+pub async fn polled<T>(polls: usize, future: impl Future<Output = T>) -> Option<T> {
     let mut future = pin!(future);
     let mut left = polls;
     poll_fn(|cx| {

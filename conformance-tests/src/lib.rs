@@ -23,6 +23,8 @@ mod suite;
 mod support;
 mod timing_control;
 
+#[doc(hidden)]
+pub use clients::polled;
 pub use direct::Direct;
 pub use fault::{Data, PathFault, Room, ServerFault, Tamper, Unsupported};
 pub use faulty::{Faults, Faulty};
@@ -34,3 +36,5 @@ pub use report::{REPORT_VARIABLE, report_unsupported};
 #[doc(hidden)]
 pub use suite::run_reported;
 pub use suite::{CASES, Case, DEADLINE, run, run_case};
+#[doc(hidden)]
+pub use support::{Stopwatch, join_all};

@@ -38,38 +38,46 @@ pub(crate) fn name(name: &str) -> LockName {
 
 /// Measures time, and the lag of the machine beside it.
 #[derive(Clone, Copy)]
-pub(crate) struct Stopwatch {
+pub struct Stopwatch {
     lag_monitor: &'static LagMonitor,
     begin: Instant,
 }
 
 impl Stopwatch {
-    pub(crate) fn start() -> Self {
+    /// Starts it.
+    pub fn start() -> Self {
         // All cases of a process share one lag monitor, because they share the machine.
         static LAG_MONITOR: OnceLock<LagMonitor> = OnceLock::new();
         Self { lag_monitor: LAG_MONITOR.get_or_init(LagMonitor::start), begin: Instant::now() }
     }
 
-    pub(crate) fn elapsed(&self) -> Duration {
+    /// The time since the start.
+    pub fn elapsed(&self) -> Duration {
         self.begin.elapsed()
     }
 
     /// How much the machine may have delayed events since the start.
-    pub(crate) fn lag(&self) -> Duration {
+    pub fn lag(&self) -> Duration {
         self.lag_monitor.allowance_since(self.begin)
     }
 
     /// Asserts an upper bound: at most `bound` plus the lag of the machine has passed.
+    ///
+    /// # Panics
+    /// If more has passed.
     #[track_caller]
-    pub(crate) fn within(&self, bound: Duration, what: &str) {
+    pub fn within(&self, bound: Duration, what: &str) {
         let took = self.elapsed();
         let lag = self.lag();
         assert!(took <= bound + lag, "{what}: it took {took:?}, the bound is {bound:?} and the machine's lag {lag:?}");
     }
 
     /// Asserts a strict lower bound.
+    ///
+    /// # Panics
+    /// If less has passed.
     #[track_caller]
-    pub(crate) fn not_before(&self, bound: Duration, what: &str) {
+    pub fn not_before(&self, bound: Duration, what: &str) {
         let took = self.elapsed();
         assert!(took >= bound, "{what}: it took only {took:?} of {bound:?}");
     }
@@ -162,7 +170,7 @@ pub(crate) async fn join<T>(task: tokio::task::JoinHandle<T>) -> T {
 }
 
 /// Polls all futures, and returns their outputs in order.
-pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+pub async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut futures: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
     poll_fn(|cx| {
         for (future, output) in &mut futures {

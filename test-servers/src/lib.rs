@@ -4,6 +4,7 @@ mod certificates;
 mod etcd;
 mod links;
 mod mysql;
+mod percent;
 mod program;
 mod redis;
 mod relays;
@@ -20,8 +21,10 @@ pub use mysql::{
     Contents, MySqlDatabase, MySqlServer, MySqlSettings, Sql, SqlConnection, TextRow, URL_VARIABLE,
     can_have_small_disks, is_named,
 };
+pub use percent::percent_encoded;
 pub use redis::{Monitor, RedisServer, RedisSettings, Reply};
 pub use server_process::ServerProcess;
+pub use sockets::connections;
 pub use zookeeper::{
     ZooKeeperEnsemble, ZooKeeperLife, ZooKeeperNode, ZooKeeperServer, ZooKeeperSettings, ZooKeeperSide,
 };

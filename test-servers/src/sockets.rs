@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::net::SocketAddr;
 
 /// The state of an established connection.
 const ESTABLISHED: &str = "01";
@@ -26,6 +27,14 @@ pub(crate) fn sockets_of(id: u32) -> io::Result<Vec<Socket>> {
     let tables = ["tcp", "tcp6"].map(|table| std::fs::read_to_string(format!("/proc/{id}/net/{table}")));
     let table = tables.into_iter().filter_map(Result::ok).collect::<String>();
     Ok(table.lines().filter_map(|line| established(line, &own)).collect())
+}
+
+/// The number of established TCP connections from a process to an address. Linux only.
+///
+/// # Errors
+/// If the process has ended.
+pub fn connections(id: u32, to: SocketAddr) -> io::Result<usize> {
+    Ok(sockets_of(id)?.iter().filter(|socket| socket.remote == to.port()).count())
 }
 
 fn number_of(target: &str) -> Option<&str> {

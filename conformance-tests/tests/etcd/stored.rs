@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold_conformance::Record;
 use leasehold_core::{FencingToken, LockName};
-use leasehold_test_servers::{EtcdKey, EtcdSide};
+use leasehold_test_servers::{EtcdKey, EtcdSide, percent_encoded};
 
 /// The server counts what is left of a lease in whole seconds, rounded down.
 pub(super) const SECOND: Duration = Duration::from_secs(1);
@@ -25,14 +25,7 @@ impl Stored<'_> {
     }
 
     pub(super) fn queue_prefix(&self, name: &LockName) -> String {
-        let mut encoded = String::new();
-        for byte in name.as_str().bytes() {
-            match byte {
-                b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' => encoded.push(char::from(byte)),
-                _ => encoded.push_str(&format!("%{byte:02X}")),
-            }
-        }
-        format!("{}{encoded}/", self.prefix)
+        format!("{}{}/", self.prefix, percent_encoded(name.as_str()))
     }
 
     /// What is left of a lease at most, by the server's clock.

@@ -1,13 +1,11 @@
 //! Calls that are dropped at any await leave clean connections: no open transaction, and no reply that the next call
 //! takes for its own.
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use leasehold::mysql::MySqlBackend;
-use leasehold_conformance::{Direct, Fixture, PathFault, Route};
+use leasehold_conformance::{Direct, Fixture, PathFault, Route, polled};
 use leasehold_core::backend::{AcquireOutcome, Claim, Delivery, ReleaseOutcome, RenewReply, RenewRequest};
 use leasehold_core::{ErrorKind, LockName};
 
@@ -49,20 +47,6 @@ const CALLS: [Call; 10] = [
     Call::Break,
     Call::Examine,
 ];
-
-/// Polls a future, and drops it when it is pending once more after `times` times. Returns whether it ended before that.
-async fn dropped_after(times: usize, call: impl Future<Output = ()>) -> bool {
-    let (mut call, mut left) = (Box::pin(call), times);
-    poll_fn(|cx| match call.as_mut().poll(cx) {
-        Poll::Ready(()) => Poll::Ready(true),
-        Poll::Pending if left == 0 => Poll::Ready(false),
-        Poll::Pending => {
-            left -= 1;
-            Poll::Pending
-        }
-    })
-    .await
-}
 
 /// A client whose first call has to connect.
 fn cold(fixture: &MySqlFixture) -> Direct {
@@ -146,7 +130,7 @@ async fn drop_at_every_await(fixture: &MySqlFixture, call: Call, is_cold: bool) 
             has_the_right_replies(&ann, &bob, &what).await;
         }
         let claim = ann.claim(held.name());
-        let ended = dropped_after(times, run(call, &ann, &claim, &held)).await;
+        let ended = polled(times + 1, run(call, &ann, &claim, &held)).await.is_some();
         // As lock-core does with a claim whose call was dropped.
         ann.release(&claim, Delivery::InDoubt).await.unwrap_or_else(|error| panic!("{what}: {error:?}"));
         has_the_right_replies(&ann, &bob, &what).await;

@@ -1,18 +1,16 @@
 //! A server and lock holders.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use leasehold_conformance::Record;
 use leasehold_conformance::harness::{LagMonitor, LockHolder};
-use leasehold_core::FencingToken;
 use leasehold_core::backend::TtlScope;
-use leasehold_test_servers::{MySqlServer, MySqlSettings};
+use leasehold_test_servers::{MySqlServer, MySqlSettings, connections};
 
 use super::STRATEGY;
 pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
 use super::set_up::{PASSWORD, USER, set_up};
-use super::stored::{Stored, number};
+use super::stored::Stored;
 
 /// How late a takeover may be after the lease has ended.
 pub(crate) const TAKEOVER_SLACK: Duration = STRATEGY.takeover_slack;
@@ -50,38 +48,18 @@ impl Environment {
         let waiting = self.record().waiting();
         let mut lock_holder = self.lock_holder(more);
         let (id, least) = (lock_holder.process().id(), STRATEGY.connections_of_a_waiter);
-        eventually("the waiter is connected", || connections(id, self.server.addr()) >= least);
+        eventually("the waiter is connected", || connections(id, self.server.addr()).unwrap() >= least);
         let has_place = || self.record().waiters.is_none_or(|now| now == waiting + 1);
         eventually("the waiter has a place", has_place);
         lock_holder
     }
 
     /// The fenced writes that the server accepted, in order: token and text.
-    pub(crate) fn accepted(&self, table: &str) -> Vec<(FencingToken, String)> {
-        let rows = Stored(&self.server).query(&format!("SELECT token, text FROM locks.{table} ORDER BY id"));
-        let text =
-            |row: &Vec<Option<Vec<u8>>>| String::from_utf8_lossy(row[1].as_deref().unwrap_or_default()).into_owned();
-        rows.iter().map(|row| (FencingToken::new(number(row, 0)), text(row))).collect()
+    pub(crate) fn accepted(&self, table: &str) -> Vec<String> {
+        let rows =
+            Stored(&self.server).query(&format!("SELECT CONCAT(token, ' ', text) FROM locks.{table} ORDER BY id"));
+        rows.iter().map(|row| String::from_utf8_lossy(row[0].as_deref().unwrap_or_default()).into_owned()).collect()
     }
-}
-
-/// The open connections of a process to an address.
-fn connections(process: u32, to: SocketAddr) -> usize {
-    let files =
-        std::fs::read_dir(format!("/proc/{process}/fd")).unwrap_or_else(|error| panic!("it has ended: {error}"));
-    let targets = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
-    let sockets: Vec<String> = targets
-        .filter_map(|target| Some(target.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
-        .collect();
-    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-    let port = format!(":{:04X}", to.port());
-    // number, local address, remote address, state (01 is open), …, the socket's number in the tenth column
-    let is_one = |line: &&str| {
-        let columns: Vec<&str> = line.split_whitespace().collect();
-        matches!(columns[..], [_, _, remote, "01", _, _, _, _, _, socket, ..]
-            if remote.ends_with(&port) && sockets.iter().any(|own| own == socket))
-    };
-    table.lines().skip(1).filter(is_one).count()
 }
 
 impl StoreUnderTest for Environment {

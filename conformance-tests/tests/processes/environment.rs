@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use leasehold_conformance::Record;
 use leasehold_conformance::harness::{LagMonitor, LockHolder};
-use leasehold_core::FencingToken;
-use leasehold_test_servers::{RedisServer, RedisSettings};
+use leasehold_test_servers::{RedisServer, RedisSettings, Reply};
 
 pub(crate) use super::bounds::{LOSS_SLACK, MARGIN, SOON, StoreUnderTest, TTL, eventually, is_held, name};
 use super::stored::Stored;
@@ -25,13 +24,8 @@ impl Environment {
     }
 
     /// The writes that Redis accepted, in order: token and text.
-    pub(crate) fn accepted(&self, key: &str) -> Vec<(FencingToken, String)> {
-        let list = self.server.command(&["LRANGE", key, "0", "-1"]).unwrap().items();
-        let entry = |text: String| {
-            let (token, what) = text.split_once(' ').expect("a token and a text");
-            (FencingToken::new(token.parse().expect("a token")), what.to_owned())
-        };
-        list.iter().map(|reply| entry(reply.text())).collect()
+    pub(crate) fn accepted(&self, key: &str) -> Vec<String> {
+        self.server.command(&["LRANGE", key, "0", "-1"]).unwrap().items().iter().map(Reply::text).collect()
     }
 
     /// A lock holder that is in the queue and receives notifications. Every lock holder has one connection for its

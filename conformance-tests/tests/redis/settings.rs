@@ -4,21 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use leasehold_conformance::harness::{Fault, FaultProxy, Port};
-use leasehold_conformance::{Data, Fixture, ServerFault};
+use leasehold_conformance::{DEADLINE, Data, Fixture, ServerFault, run};
 use leasehold_core::{Error, ErrorKind, LockClient};
 use leasehold_test_servers::{RedisServer, RedisSettings, certificates};
 
-use super::support::{client, hold};
+use super::support::{case, client, hold};
 
 const TTL: Duration = Duration::from_secs(2);
-
-fn case<C, F>(case: C)
-where
-    C: FnOnce() -> F + Send + 'static,
-    F: Future<Output = ()>,
-{
-    leasehold_conformance::run(leasehold_conformance::DEADLINE, case);
-}
 
 fn start(settings: RedisSettings) -> RedisServer {
     settings.start().unwrap_or_else(|error| panic!("{error}"))
@@ -50,7 +42,7 @@ fn assert_error(error: &Error, kind: ErrorKind, hint: &str) {
 
 #[test]
 fn a_unix_socket_works() {
-    case(|| async {
+    run(DEADLINE, || async {
         let server = start(RedisSettings::new().unix_socket());
         let socket = server.unix_socket().expect("it has one");
         works(&format!("redis+unix://{}", socket.display())).await;
@@ -60,7 +52,7 @@ fn a_unix_socket_works() {
 
 #[test]
 fn databases_and_prefixes_are_separate() {
-    case(|| async {
+    run(DEADLINE, || async {
         let server = start(RedisSettings::new());
         let url = server.url();
         works(&format!("{url}/3")).await;
@@ -75,7 +67,7 @@ fn databases_and_prefixes_are_separate() {
 
 #[test]
 fn a_server_that_stops_for_moments_loses_no_lease() {
-    case(|| async {
+    run(DEADLINE, || async {
         let server = start(RedisSettings::new());
         let client = connect(&format!("{}/?timeout=1s", server.url())).await.expect("a client");
         let guards: Vec<_> = {
@@ -96,7 +88,7 @@ fn a_server_that_stops_for_moments_loses_no_lease() {
 
 #[test]
 fn a_lazy_client_connects_within_the_wait_of_its_acquire() {
-    case(|| async {
+    run(DEADLINE, || async {
         let mut server = start(RedisSettings::new());
         server.kill().expect("it runs");
         let error = connect(&server.url()).await.expect_err("an eager client makes one attempt");
@@ -115,7 +107,7 @@ fn a_lazy_client_connects_within_the_wait_of_its_acquire() {
 /// The refusals are those of real servers. Waiting does not help, so a wait of minutes ends with the first one.
 #[test]
 fn what_waiting_cannot_cure_ends_a_wait_at_once() {
-    case(|| async {
+    run(DEADLINE, || async {
         let lines =
             |lines: &[&str]| start(lines.iter().fold(RedisSettings::new(), |settings, line| settings.line(*line)));
         let (plain, cluster) = (lines(&["databases 2"]), lines(&["cluster-enabled yes"]));
@@ -146,7 +138,7 @@ fn what_waiting_cannot_cure_ends_a_wait_at_once() {
 /// The same after a reconnect to a server with another configuration.
 #[test]
 fn what_waiting_cannot_cure_ends_a_wait_after_a_reconnect() {
-    case(|| async {
+    run(DEADLINE, || async {
         let (server, other) = (start(RedisSettings::new()), start(RedisSettings::new().line("databases 1")));
         let proxy = FaultProxy::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
         let client = connect(&format!("redis://{}/1", proxy.addr())).await.expect("a client");
@@ -176,7 +168,7 @@ fn with_tls(folder: &Path, port: &Port) -> RedisServer {
 /// again, and the lease goes on.
 #[test]
 fn rotated_certificates_are_read_for_the_next_connection() {
-    case(|| async {
+    run(DEADLINE, || async {
         let folder = leasehold_conformance::harness::folder("certificates").expect("a folder");
         certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
         let port = Port::free().expect("a port");
@@ -204,7 +196,7 @@ fn rotated_certificates_are_read_for_the_next_connection() {
 /// Clients cannot observe the flush, so no case of the suite can check the fixture.
 #[test]
 fn the_fixture_flushes_scripts() {
-    super::support::case(|fixture| async move {
+    case(|fixture| async move {
         hold(&client(&fixture, Duration::from_secs(10)).await, "scripts").await.release().await.expect("a release");
         let has_none = || {
             let info = fixture.server().command(&["INFO", "memory"]).expect("INFO works").text();

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold_conformance::Direct;
+use leasehold_conformance::{Direct, join_all};
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Claim, Delivery, Event, OnContention, OwnerToken, PlaceNumber, ReleaseOutcome,
     RenewPolicy, RenewReply, RenewRequest, WITHDRAWN_TTL,
@@ -221,7 +221,7 @@ impl<'a> Sequence<'a> {
             let (client, request) = (self.clients(claim)[1], self.request(claim, ttl));
             server.push(async move { client.request(&request).await });
         }
-        for ((lock, claim), server) in claims.iter().zip(at_once(server).await) {
+        for ((lock, claim), server) in claims.iter().zip(join_all(server.into_iter()).await) {
             let memory = self.clients(claim)[0].request(&self.request(claim, ttl)).await;
             self.log.push(format!("{} acquires for {ttl:?}: {memory:?}", who(claim)));
             let withdrawn = memory.is_err();
@@ -350,7 +350,7 @@ impl<'a> Sequence<'a> {
             let (client, claim) = (self.clients(claim)[1], claim.clone());
             server.push(async move { client.release(&claim, delivery).await });
         }
-        for ((lock, claim), server) in claims.iter().zip(at_once(server).await) {
+        for ((lock, claim), server) in claims.iter().zip(join_all(server.into_iter()).await) {
             let memory = self.clients(claim)[0].release(claim, delivery).await;
             self.log.push(format!("{} releases, {delivery:?}: {memory:?}", who(claim)));
             self.note(if matches!(memory, Ok(ReleaseOutcome::Released)) { "released" } else { "not held" });
@@ -458,22 +458,4 @@ pub(super) async fn inspect(client: &Direct, name: &LockName) -> Option<LockInfo
 
 pub(super) fn who(claim: &Claim) -> String {
     format!("{} of {}", claim.holder().label, claim.name())
-}
-
-/// Polls all of them before any has ended.
-async fn at_once<T>(calls: Vec<impl Future<Output = T>>) -> Vec<T> {
-    let mut calls: Vec<_> = calls.into_iter().map(Box::pin).collect();
-    let mut replies: Vec<Option<T>> = calls.iter().map(|_| None).collect();
-    std::future::poll_fn(|cx| {
-        for (call, reply) in calls.iter_mut().zip(&mut replies) {
-            if reply.is_none()
-                && let std::task::Poll::Ready(done) = call.as_mut().poll(cx)
-            {
-                *reply = Some(done);
-            }
-        }
-        if replies.iter().all(Option::is_some) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
-    .await;
-    replies.into_iter().flatten().collect()
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold_conformance::harness::LagMonitor;
+pub(super) use leasehold_conformance::Stopwatch;
 use leasehold_core::{LockClient, LockGuard};
 
 /// The time limit of an expected event.
@@ -10,32 +10,6 @@ pub(super) const SOON: Duration = Duration::from_secs(20);
 
 pub(super) async fn hold(client: &LockClient, name: &str) -> LockGuard {
     client.lock(name).acquire().await.unwrap_or_else(|error| panic!("{name:?} is not acquired: {error:?}"))
-}
-
-/// Measures time, and the lag of the machine beside it.
-pub(super) struct Stopwatch {
-    lag_monitor: LagMonitor,
-    begin: Instant,
-}
-
-impl Stopwatch {
-    pub(super) fn start() -> Self {
-        Self { lag_monitor: LagMonitor::start(), begin: Instant::now() }
-    }
-
-    pub(super) fn elapsed(&self) -> Duration {
-        self.begin.elapsed()
-    }
-
-    pub(super) fn lag(&self) -> Duration {
-        self.lag_monitor.allowance()
-    }
-
-    #[track_caller]
-    pub(super) fn within(&self, bound: Duration, what: &str) {
-        let (took, lag) = (self.elapsed(), self.lag());
-        assert!(took <= bound + lag, "{what}: it took {took:?}, the bound is {bound:?} and the machine's lag {lag:?}");
-    }
 }
 
 /// Waits until the condition is true.

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use leasehold_conformance::Record;
 use leasehold_conformance::harness::{LagMonitor, LockHolder, machine_now};
-use leasehold_core::FencingToken;
 use leasehold_core::backend::TtlScope;
 use leasehold_test_servers::{ZooKeeperServer, ZooKeeperSettings};
 
@@ -43,16 +42,11 @@ impl Environment {
     }
 
     /// The fenced writes that the server accepted, in order: token and text.
-    pub(crate) fn accepted(&self, node: &str) -> Vec<(FencingToken, String)> {
+    pub(crate) fn accepted(&self, node: &str) -> Vec<String> {
         let mut nodes = self.server.side().tree(node).unwrap();
         nodes.retain(|written| written.path != node);
         nodes.sort_by_key(|node| node.created);
-        let entry = |value: &[u8]| {
-            let text = String::from_utf8_lossy(value).into_owned();
-            let (token, what) = text.split_once(' ').expect("a token and a text");
-            (FencingToken::new(token.parse().expect("a token")), what.to_owned())
-        };
-        nodes.iter().map(|node| entry(&node.data)).collect()
+        nodes.iter().map(|node| String::from_utf8_lossy(&node.data).into_owned()).collect()
     }
 }
 

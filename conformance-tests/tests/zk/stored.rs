@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use leasehold_conformance::Record;
 use leasehold_core::{FencingToken, LockName};
-use leasehold_test_servers::{ZooKeeperNode, ZooKeeperSide};
+use leasehold_test_servers::{ZooKeeperNode, ZooKeeperSide, percent_encoded};
 
 /// The unit of the server's times, which are rounded down.
 const UNIT: Duration = Duration::from_millis(1);
@@ -18,14 +18,7 @@ pub(super) struct Stored<'a> {
 
 impl Stored<'_> {
     pub(super) fn lock(&self, name: &LockName) -> String {
-        let mut encoded = String::new();
-        for byte in name.as_str().bytes() {
-            match byte {
-                b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'_' | b'-' => encoded.push(char::from(byte)),
-                _ => encoded.push_str(&format!("%{byte:02X}")),
-            }
-        }
-        format!("{}/{encoded}", self.root)
+        format!("{}/{}", self.root, percent_encoded(name.as_str()))
     }
 
     /// The nodes of a lock, in the order of their creation.
