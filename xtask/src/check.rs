@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         (Speed::Fast, "forbidden words", &hygiene::forbidden),
         (Speed::Fast, "licence files", &|| hygiene::licence_files(&metadata)),
         (Speed::Fast, "ARCHITECTURE.md", &architecture::check),
-        (Speed::Fast, "README.md", &readme::check),
+        (Speed::Fast, "README.md", &|| readme::check(&metadata)),
         (Speed::Fast, "invariants", &invariants::check),
         (Speed::Fast, "licences", &|| dependencies::licences(&metadata, &policy)),
         (Speed::Fast, "duplicates", &|| dependencies::duplicates(&metadata, &policy)),

@@ -111,11 +111,7 @@ pub(crate) fn sources(metadata: &Metadata) -> Result<String> {
 pub(crate) fn clients(metadata: &Metadata, policy: &Policy) -> Result<String> {
     let clients = policy.lists("clients")?;
     let features = policy.lists("features")?;
-    let facade = metadata
-        .workspace_packages()
-        .into_iter()
-        .find(|package| package.name == "leasehold")
-        .context("no package `leasehold`")?;
+    let facade = metadata::facade(metadata)?;
     let known: BTreeSet<_> = facade.features.keys().map(String::as_str).filter(|name| *name != "default").collect();
     let written: BTreeSet<_> = features.keys().map(String::as_str).filter(|name| *name != "none").collect();
     if known != written {

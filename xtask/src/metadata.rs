@@ -29,6 +29,21 @@ fn may_be_published(package: &Package) -> bool {
     package.publish.as_ref().is_none_or(|registries| !registries.is_empty())
 }
 
+/// The facade.
+///
+/// # Errors
+/// If it is not in the workspace.
+pub(crate) fn facade(metadata: &Metadata) -> Result<&Package> {
+    let mut packages = metadata.workspace_packages().into_iter();
+    packages.find(|package| package.name == "leasehold").context("no package `leasehold`")
+}
+
+/// The stores, by the names of their features: each has a package in a folder `lock-…`.
+pub(crate) fn stores(metadata: &Metadata) -> Vec<&str> {
+    let names = published(metadata).filter_map(|package| folder(package).file_name()?.to_str()?.strip_prefix("lock-"));
+    names.filter(|name| *name != "core").collect()
+}
+
 /// The folder of a package.
 pub(crate) fn folder(package: &Package) -> &Path {
     package.manifest_path.parent().expect("a manifest is in a folder").as_std_path()

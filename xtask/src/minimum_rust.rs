@@ -3,20 +3,17 @@
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use cargo_metadata::semver::Version;
 
-use crate::metadata::Metadata;
+use crate::metadata::{self, Metadata, Package};
 use crate::process;
 
-/// The features of the facade that this version compiles: all except `mysql`, because sqlx needs a newer version.
-const FEATURES: &str = "etcd-tls,redis-tls,sqlite,zk-tls";
-
-/// Checks that README.md names the version in Cargo.toml, and that this version compiles these features, if it is
+/// Checks that README.md names the version in Cargo.toml, and that this version compiles the stores that it can, if it is
 /// installed.
 pub(crate) fn check(metadata: &Metadata) -> Result<String> {
-    let facade = metadata.workspace_packages().into_iter().find(|package| package.name == "leasehold");
-    let version = facade.and_then(|package| package.rust_version.as_ref());
-    let version = version.context("the package `leasehold` does not state its Rust version")?;
-    let version = &format!("{}.{}", version.major, version.minor);
+    let facade = metadata::facade(metadata)?;
+    let oldest = facade.rust_version.as_ref().context("the package `leasehold` does not state its Rust version")?;
+    let version = &format!("{}.{}", oldest.major, oldest.minor);
     let readme = std::fs::read_to_string(process::root().join("README.md")).context("cannot read README.md")?;
     let sentence = format!("Rust {version} or newer");
     if !readme.contains(&sentence) {
@@ -29,10 +26,26 @@ pub(crate) fn check(metadata: &Metadata) -> Result<String> {
     };
     let mut command = Command::new("rustup");
     command.current_dir(process::root()).args(["run", toolchain, "cargo", "check", "--quiet", "--locked"]);
-    command.args(["--package=leasehold", "--target-dir=target/minimum-rust"]).arg(format!("--features={FEATURES}"));
+    command.args(["--package=leasehold", "--target-dir=target/minimum-rust"]);
+    command.arg(format!("--features={}", features(metadata, facade, oldest)));
     // These variables name the tools of the toolchain that runs this program.
     process::show(command.env_remove("CARGO").env_remove("RUSTC").env_remove("RUSTDOC"))?;
     Ok(toolchain.to_owned())
+}
+
+/// The features of the stores whose packages this version compiles, with TLS. A backend whose client needs a newer Rust
+/// says so in its manifest.
+fn features(metadata: &Metadata, facade: &Package, oldest: &Version) -> String {
+    let compiles = |store: &&str| {
+        let name = format!("leasehold-{store}");
+        let package = metadata.workspace_packages().into_iter().find(|package| *package.name == name);
+        package.and_then(|package| package.rust_version.as_ref()).is_none_or(|needed| needed <= oldest)
+    };
+    let with_tls = |store: &str| {
+        let tls = format!("{store}-tls");
+        if facade.features.contains_key(&tls) { tls } else { store.to_owned() }
+    };
+    metadata::stores(metadata).into_iter().filter(compiles).map(with_tls).collect::<Vec<_>>().join(",")
 }
 
 /// Whether a toolchain has a version: `1.89.0-x86_64-unknown-linux-gnu` has `1.89`, and not `1.8`.

@@ -1,14 +1,26 @@
-//! Checks that the snippet in the README is an example that is built and run, and that the files that the README names
-//! exist.
+//! Checks that the snippet in the README is an example that is built and run, that the files that the README names exist,
+//! and that the documents that list the stores name all of them.
 
 use anyhow::{Context, Result, bail};
 
+use crate::metadata::{self, Metadata};
 use crate::process;
+
+/// What a document says of each store, with its feature for `{}`. A new store must not be missing from a list that nobody
+/// thought of.
+const LISTS: &[(&str, &str)] = &[
+    ("README.md", "| `{}`"),
+    ("README.md", "](lock-{}/README.md)"),
+    ("ARCHITECTURE.md", "lock-{}/ "),
+    ("docs/backends.md", "| {} |"),
+    ("cli/README.md", "`{}`"),
+    ("xtask/policy.toml", "{} = ["),
+];
 
 const EXAMPLE: &str = "examples/quickstart.rs";
 
-/// Compares README.md with the files.
-pub(crate) fn check() -> Result<String> {
+/// Compares README.md with the files, and the lists with the stores.
+pub(crate) fn check(metadata: &Metadata) -> Result<String> {
     let root = process::root();
     let read = |file: &str| std::fs::read_to_string(root.join(file)).with_context(|| format!("cannot read {file}"));
     let readme = read("README.md")?;
@@ -20,7 +32,16 @@ pub(crate) fn check() -> Result<String> {
     if !gone.is_empty() {
         bail!("README.md names files that do not exist: {gone:?}");
     }
-    Ok(format!("{} files", paths.len()))
+    let stores = metadata::stores(metadata);
+    for (file, pattern) in LISTS {
+        let text = read(file)?;
+        let missing = stores.iter().map(|store| pattern.replace("{}", store)).filter(|words| !text.contains(words));
+        let missing: Vec<_> = missing.collect();
+        if !missing.is_empty() {
+            bail!("{file} lists the stores, and lacks {missing:?}");
+        }
+    }
+    Ok(format!("{} files, {} stores", paths.len(), stores.len()))
 }
 
 /// Texts in backticks that end like a file name.
