@@ -64,8 +64,8 @@ fn page(backends: &[Capabilities]) -> String {
     row("fencing token", &|it| it.fencing.to_owned());
     row("after a restart of the store there is", &|it| restart(it.restart).to_owned());
     row("a call takes at most", &|it| text(it.call_bound));
-    page += "\n## Where exclusion ends\n\nThere only the fencing token decides; it keeps its order, and the holder is \
-        notified by its next renewal.\n";
+    page += "\n## Where exclusion ends\n\nThere only the fencing token decides. It keeps its order unless the list says \
+        that tokens start again, and the holder is notified by its next renewal at the latest.\n";
     for it in backends {
         let _ = writeln!(page, "\n{}:\n", name(it));
         for end in it.limits_of_exclusion {

@@ -13,7 +13,7 @@ use crate::{architecture, features, hygiene, invariants, minimum_rust, process, 
 
 /// Reads everything and changes nothing: what a change has to pass before its tests are worth running.
 ///
-/// fmt, forbidden words, README.md, the paths and names in ARCHITECTURE.md, the cases of each invariant, licences,
+/// fmt, forbidden words, licence files, README.md and the lists of stores, the paths and names in ARCHITECTURE.md, the cases of each invariant, licences,
 /// duplicate dependencies, sources, what each feature pulls, clippy for all together and for each published package and
 /// each feature alone, docs, packaging, and other operating systems and the oldest Rust where they are installed.
 #[derive(clap::Args)]

@@ -46,8 +46,8 @@ pub(crate) const ZOOKEEPER: Need = Need {
     variable: Some("LEASEHOLD_ZOOKEEPER_JAR"),
 };
 
-/// Creates the certificates for the TLS tests of MySQL and etcd, and for that of lock-redis, which runs with all
-/// backends.
+/// Creates the certificates for the TLS tests of MySQL, etcd and ZooKeeper, and for that of lock-redis, which runs with
+/// all backends.
 pub(crate) const OPENSSL: Need = Need { program: "openssl", package: "openssl", variable: None };
 
 /// The option `--install`.

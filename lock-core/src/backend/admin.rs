@@ -24,7 +24,7 @@ pub trait Admin: Send + Sync {
     /// next one by mistake. Raises the token and returns the raised one. Then the lock is free, or its oldest waiter holds
     /// it with a token that is higher still. `None`: that lease had ended, and nothing was changed.
     ///
-    /// The old holder learns of it with its next renewal and may continue to write until then. To prevent that, send the
+    /// The old holder learns of it by its next renewal at the latest, and may continue to write until then. To prevent that, send the
     /// raised token to the protected resource.
     async fn break_lock(&self, name: &LockName, token: FencingToken) -> Result<Option<FencingToken>>;
 

@@ -75,13 +75,14 @@ pub enum AcquireOutcome {
     Queued {
         /// The confirmation of the place.
         confirmation: Confirmation,
-        /// How long the holder's lease still lasts. The keeper renews the place then, or earlier on an event.
+        /// How long the holder's lease still lasts, or the ttl of the place if the store does not say. The keeper
+        /// renews the place then, or earlier on an event.
         retry_after: Duration,
     },
     /// Another claim holds the lock, and this claim has no place, because the server keeps no queue or the claim
     /// requested no place. The keeper sends the next acquire after `retry_after`, or earlier on an event.
     Contended {
-        /// How long the keeper waits before the next acquire. At most a third of the ttl and of
+        /// How long the keeper waits before the next acquire. For a claim that waits, at most a third of the ttl and of
         /// [`max_place_ttl`](crate::backend::Capabilities::max_place_ttl), even if the store notifies the client,
         /// because notifications get lost.
         retry_after: Duration,

@@ -19,7 +19,8 @@ pub enum RenewReply {
     Waiting {
         /// The confirmation of the place.
         confirmation: Confirmation,
-        /// How long the holder's lease still lasts. The keeper renews the place then, or earlier on an event.
+        /// How long the holder's lease still lasts, or the ttl of the place if the store does not say. The keeper
+        /// renews the place then, or earlier on an event.
         retry_after: Duration,
     },
     /// The claim has no place, and the lock is free: the keeper sends an acquire.

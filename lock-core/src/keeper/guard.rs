@@ -124,9 +124,10 @@ impl LockGuard {
     ///
     /// # Errors
     /// - [`Lost`](crate::ErrorKind::Lost): the lease was lost before. Another client may have held the lock since.
-    /// - [`Indeterminate`](crate::ErrorKind::Indeterminate) or [`Unavailable`](crate::ErrorKind::Unavailable): the
-    ///   outcome is unknown. The keeper repeats the release in the background, and the lease ends by its ttl at the
-    ///   latest. If that finds no lease, [`shutdown`](crate::LockClient::shutdown) returns `Lost`.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable): the store was not reached.
+    ///   [`Indeterminate`](crate::ErrorKind::Indeterminate): the outcome is unknown. In both cases the keeper repeats the
+    ///   release in the background, and the lease ends by its ttl at the latest. If that finds no lease,
+    ///   [`shutdown`](crate::LockClient::shutdown) returns `Lost`.
     /// - [`InvalidInput`](crate::ErrorKind::InvalidInput): called on a tokio runtime without timers
     ///   (`enable_time`). The release is sent in the background.
     ///
