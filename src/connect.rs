@@ -122,14 +122,14 @@ pub fn connect_builder_lazy(url: &str) -> Result<LockClientBuilder> {
 }
 
 fn scheme(url: &str) -> Result<String> {
-    // A URL with several hosts is not valid for a URL parser, so only the backend parses the rest.
-    let several = url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "etcd" | "etcds" | "zk" | "zks"));
-    if let Some((scheme, _)) = several {
+    // The backend parses the rest. A URL with several hosts is not valid for a URL parser.
+    let known = url.split_once("://").filter(|(scheme, _)| SCHEMES.iter().any(|(known, ..)| known == scheme));
+    if let Some((scheme, _)) = known {
         return Ok(scheme.to_owned());
     }
     let parsed = Url::parse(url).map_err(|why| {
         Error::invalid(format!(
-            "a store is given by its URL, like `redis://host:6379` or `sqlite:///path/locks.db`; this is none: {why}"
+            "a store is given by its URL, like `redis://host:6379` or `sqlite:///path/locks.db` ({why})"
         ))
     })?;
     Ok(parsed.scheme().to_owned())
