@@ -280,17 +280,8 @@ impl Attempt<'_> {
             return Err(Failure::Refused(Error::withdrawn()));
         }
         self.inner.watcher.add(self.core, claim, &key, place.revision, is_first);
-        Ok(Some(if is_first { granted(confirmation) } else { queued(confirmation_by(confirmation, sent)) }))
+        Ok(Some(if is_first { granted(confirmation) } else { queued(confirmation.counted_from(sent)) }))
     }
-}
-
-/// The same confirmation, counted from a later request whose reply proves the state of the lock.
-fn confirmation_by(confirmation: Confirmation, sent: Stamp) -> Confirmation {
-    if sent <= confirmation.sent {
-        return confirmation;
-    }
-    let ttl = confirmation.ttl.saturating_sub(sent.since(confirmation.sent));
-    Confirmation { ttl, sent, ..confirmation }
 }
 
 fn granted(confirmation: Confirmation) -> AcquireOutcome {

@@ -372,7 +372,6 @@ impl Attempt<'_> {
 
 /// The confirmation of a place, counted from a later request whose reply proves the state of the queue.
 pub(crate) fn of_place(confirmation: Confirmation, sent: Stamp) -> Confirmation {
-    let sent = sent.max(confirmation.sent);
-    let left = confirmation.ttl.saturating_sub(sent.since(confirmation.sent));
-    Confirmation { ttl: left.min(LONGEST_PLACE), sent, ..confirmation }
+    let counted = confirmation.counted_from(sent);
+    Confirmation { ttl: counted.ttl.min(LONGEST_PLACE), ..counted }
 }

@@ -48,6 +48,16 @@ pub struct Confirmation {
     pub place: PlaceNumber,
 }
 
+impl Confirmation {
+    /// The same confirmation, counted from a later request whose reply proves that the lease or place still exists: what
+    /// is left of the ttl, because that request does not start it anew.
+    #[must_use]
+    pub fn counted_from(self, sent: Stamp) -> Self {
+        let sent = sent.max(self.sent);
+        Self { ttl: self.ttl.saturating_sub(sent.since(self.sent)), sent, ..self }
+    }
+}
+
 /// A lease that the store granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -102,6 +112,17 @@ pub enum ReleaseOutcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_later_request_leaves_the_end_of_a_confirmation() {
+        let at = |seconds| Stamp::ZERO.plus(Duration::from_secs(seconds));
+        let confirmation =
+            |ttl, sent| Confirmation { ttl: Duration::from_secs(ttl), sent: at(sent), place: PlaceNumber::NONE };
+        let first = confirmation(10, 2);
+        assert_eq!(first.counted_from(at(5)), confirmation(7, 5));
+        assert_eq!((first.counted_from(at(1)), first.counted_from(at(2))), (first, first));
+        assert_eq!(first.counted_from(at(20)), confirmation(0, 20));
+    }
 
     #[test]
     fn a_place_shows_its_number() {

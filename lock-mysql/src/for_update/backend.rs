@@ -134,7 +134,7 @@ fn place_ttl(ttl: Duration) -> Duration {
 
 /// The confirmation of a place whose connection was seen to exist after `seen`.
 fn place(handle: &Handle, ttl: Duration, seen: Stamp) -> Confirmation {
-    Confirmation { ttl, sent: handle.connection.confirmed(seen), place: handle.place }
+    Confirmation { ttl, sent: handle.connection.confirmed(seen), place: handle.place }.counted_from(seen)
 }
 
 #[async_trait]

@@ -95,8 +95,8 @@ impl Ownership {
         lock(&self.owned).granting = None;
     }
 
-    /// What a confirmation of the place counts from, if the connection was seen to exist after `seen`. lock-core counts
-    /// it for the lease that the place becomes. A fenced write that is not committed delays the token, and the claim has
+    /// When the ttl of a place began whose connection was seen to exist after `seen`. lock-core counts a confirmation of
+    /// the place for the lease that it becomes. A fenced write that is not committed delays the token, and the claim has
     /// a place while its grant is under way: the server then ends the lease a ttl after the statement that started it,
     /// however late the place was confirmed.
     pub(super) fn confirmed(&self, seen: Stamp) -> Stamp {
