@@ -26,7 +26,7 @@ pub(crate) fn sockets_of(id: u32) -> io::Result<Vec<Socket>> {
     // A program may use IPv6 sockets for IPv4 addresses.
     let tables = ["tcp", "tcp6"].map(|table| std::fs::read_to_string(format!("/proc/{id}/net/{table}")));
     let table = tables.into_iter().filter_map(Result::ok).collect::<String>();
-    Ok(table.lines().filter_map(|line| established(line, &own)).collect())
+    Ok(table.lines().filter_map(|line| established(line, &mut own)).collect())
 }
 
 /// The number of established TCP connections from a process to an address. Linux only.
@@ -41,12 +41,13 @@ fn number_of(target: &str) -> Option<&str> {
     target.strip_prefix("socket:[")?.strip_suffix(']')
 }
 
-/// Reads `0: 0100007F:1F90 0100007F:C350 01 … … … uid timeout inode …`.
-fn established(line: &str, own: &HashSet<String>) -> Option<Socket> {
+/// Reads `0: 0100007F:1F90 0100007F:C350 01 … … … uid timeout inode …`. Takes the number of the socket from `own`: while
+/// other sockets come and go, the system may list one twice.
+fn established(line: &str, own: &mut HashSet<String>) -> Option<Socket> {
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();
     let (&local, &remote, &state, &inode) = (fields.get(1)?, fields.get(2)?, fields.get(3)?, fields.get(9)?);
     let port = |address: &str| u16::from_str_radix(address.split_once(':')?.1, 16).ok();
-    (state == ESTABLISHED && own.contains(inode)).then_some(Socket { local: port(local)?, remote: port(remote)? })
+    (state == ESTABLISHED && own.remove(inode)).then_some(Socket { local: port(local)?, remote: port(remote)? })
 }
 
 #[cfg(test)]
