@@ -278,7 +278,7 @@ mod further {
             counts_what_the_server_holds: CountsNoPlaces, "Fixture::resource_counts: places";
             counts_what_is_served: CountsItself, "Fixture::served: a request of the fixture";
             closes_connections: DisconnectIsDropTraffic, "Fixture::path(Disconnect): an acquire fails with Unavailable";
-            kills_without_an_orderly_stop: KillsNothing, "Fixture::server(";
+            kills_without_an_orderly_stop: KillsNothing, "Fixture::server(Kill): an acquire fails with Unavailable";
             holds_and_delivers: HoldsNothing, "Fixture::path(Hold): a request that is held got a reply";
         }
         capabilities {

@@ -2,29 +2,14 @@
 
 use std::time::Duration;
 
+use leasehold_core::LockName;
 use leasehold_core::backend::{AcquireOutcome, Delivery, Event, TtlScope, Waiting};
-use leasehold_core::{ErrorKind, LockName};
 
-use super::long;
+use super::{becomes_unavailable, long};
 use crate::direct::Direct;
 use crate::fault::PathFault;
 use crate::fixture::{Fixture, Route};
-use crate::support::{AT_ONCE, BACK, POLL_INTERVAL, Stopwatch, becomes, name};
-
-/// Sends one acquire of a new claim, which must get no reply. Returns the kind of its error.
-async fn fails(client: &Direct, name: &LockName, ttl: Duration, what: &str) -> ErrorKind {
-    match client.acquire(&client.claim(name), ttl).await {
-        Err(error) => error.kind(),
-        Ok(reply) => panic!("{what}: an acquire got the reply {reply:?}"),
-    }
-}
-
-/// Sends acquires until one fails with `Unavailable`. None of them may get a reply.
-async fn becomes_unavailable(client: &Direct, name: &LockName, ttl: Duration, what: &str) {
-    let bound = BACK + client.capabilities().call_bound;
-    let text = format!("{what}: an acquire fails with Unavailable");
-    becomes(bound, &text, async || fails(client, name, ttl, what).await, |kind| *kind == ErrorKind::Unavailable).await;
-}
+use crate::support::{AT_ONCE, POLL_INTERVAL, Stopwatch, name};
 
 /// Asserts that the server has received no request for a lock: not now, and not after the path is healed.
 async fn nothing_arrives(fixture: &dyn Fixture, name: &LockName, served: u64, what: &str) {

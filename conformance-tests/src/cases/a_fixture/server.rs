@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold_core::backend::StoreClock;
 
-use super::long;
+use super::{becomes_unavailable, long};
 use crate::direct::Direct;
 use crate::fault::{Data, ServerFault, Unsupported};
 use crate::fixture::{Fixture, Route};
@@ -51,6 +51,7 @@ pub async fn kills_without_an_orderly_stop(fixture: &dyn Fixture) {
     if !is_offered(killed, WHAT) {
         return must(fixture, ServerFault::Resume, "Pause").await;
     }
+    becomes_unavailable(&ann, &name("down"), ttl, WHAT).await;
     assert!(reply.is_err(), "{WHAT}: a server that was killed while it stood still has replied: {reply:?}");
     must(fixture, ServerFault::Start(Data::Kept), "Kill").await;
     let record = fixture.record(&meanwhile).await;
