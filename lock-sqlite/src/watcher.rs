@@ -51,7 +51,7 @@ impl Watcher {
     pub(crate) fn watch(shared: &Arc<Shared>, name: &LockName) -> WatchGuard {
         let watcher = &shared.watcher;
         let (guard, is_new) = watcher.watches.open(name);
-        if !watcher.is_closed() && watcher.watches.starts() {
+        if !watcher.is_closed() && watcher.watches.begin_serving() {
             start(shared);
         } else if is_new {
             watcher.waker.wake();
@@ -68,7 +68,7 @@ impl Watcher {
     /// Whether the thread continues. It has had no watch since `idle_since`.
     fn should_run(&self, idle_since: Option<Instant>) -> bool {
         let is_idle = idle_since.is_some_and(|since| since.elapsed() >= IDLE_TIMEOUT);
-        !(self.is_closed() || (is_idle && self.watches.ends()))
+        !(self.is_closed() || (is_idle && self.watches.end_if_unused()))
     }
 }
 
@@ -80,7 +80,7 @@ fn start(shared: &Arc<Shared>) {
         }
     };
     if let Err(error) = std::thread::Builder::new().name("leasehold-watcher".into()).spawn(run) {
-        shared.watcher.watches.not_started();
+        shared.watcher.watches.cancel_serving();
         tracing::debug!(%error, "cannot start the watcher thread: waiters poll instead");
     }
 }
@@ -161,7 +161,7 @@ mod tests {
         let shared = shared(&folder);
         let watcher = &shared.watcher;
         // Stands in for the thread.
-        assert!(watcher.watches.starts());
+        assert!(watcher.watches.begin_serving());
         let mut listener = Listener::new(&watcher.notifier, &watcher.waker);
         let mut wakes_within = |timeout: Duration| {
             let begin = Instant::now();
@@ -180,13 +180,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let shared = shared(&folder);
         let watcher = &shared.watcher;
-        assert!(watcher.watches.starts());
+        assert!(watcher.watches.begin_serving());
         let long_ago = Instant::now().checked_sub(IDLE_TIMEOUT);
         let guard = Watcher::watch(&shared, &LockName::new("job").unwrap());
         assert!(watcher.should_run(long_ago), "a watch was opened meanwhile");
         drop(guard);
         assert!(watcher.should_run(Some(Instant::now())) && watcher.should_run(None));
-        assert!(!watcher.should_run(long_ago) && watcher.watches.starts());
+        assert!(!watcher.should_run(long_ago) && watcher.watches.begin_serving());
         watcher.close();
         assert!(!watcher.should_run(None));
     }

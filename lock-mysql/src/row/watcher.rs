@@ -37,7 +37,7 @@ impl Watcher {
     pub(crate) fn watch(self: &Arc<Self>, claim: &Claim) -> WatchGuard {
         let Ok(core) = self.turns.rows.connections.shared.core.core() else { return WatchGuard::none() };
         let (guard, is_new) = self.turns.watches.open(claim.name());
-        if self.turns.watches.starts() {
+        if self.turns.watches.begin_serving() {
             core.keeper_runtime().spawn(run(self.clone(), core.clone()));
         } else if is_new {
             self.is_new.notify_one();
@@ -62,7 +62,7 @@ async fn run(watcher: Arc<Watcher>, core: CoreHandle) {
                 continue;
             }
         }
-        if watcher.turns.watches.ends() {
+        if watcher.turns.watches.end_if_unused() {
             return;
         }
         pause = match poll(&watcher.turns, &core).await {

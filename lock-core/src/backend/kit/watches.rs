@@ -50,22 +50,22 @@ impl Watches {
         lock(&self.0).names.is_empty()
     }
 
-    /// Whether the caller, which has just opened a watch, must start what serves the watches: a task that polls, or a
-    /// thread. Returns `true` once, until that [ends](Self::ends).
-    pub fn starts(&self) -> bool {
+    /// Notes that the caller, which has just opened a watch, starts what serves the watches: a task that polls, or a
+    /// thread. Returns `false` if it runs already.
+    pub fn begin_serving(&self) -> bool {
         !std::mem::replace(&mut lock(&self.0).is_served, true)
     }
 
-    /// Whether what serves the watches must end, because none is open. A watch that is opened meanwhile is open in this
-    /// call, or its caller starts it anew.
-    pub fn ends(&self) -> bool {
+    /// Notes that what serves the watches ends, if none is open, and returns whether it must. A watch that is opened
+    /// meanwhile is either open in this call, or its caller starts the service again.
+    pub fn end_if_unused(&self) -> bool {
         let mut open = lock(&self.0);
         open.is_served = !open.names.is_empty();
         !open.is_served
     }
 
-    /// What serves the watches cannot be started, so that the next watch tries again.
-    pub fn not_started(&self) {
+    /// Notes that what serves the watches could not be started, so that the next watch tries again.
+    pub fn cancel_serving(&self) {
         lock(&self.0).is_served = false;
     }
 
@@ -120,10 +120,10 @@ mod tests {
     fn watches_are_served_while_one_is_open() {
         let watches = Watches::default();
         let (guard, _) = watches.open(&LockName::new("job").unwrap());
-        assert!(watches.starts() && !watches.starts() && !watches.ends());
+        assert!(watches.begin_serving() && !watches.begin_serving() && !watches.end_if_unused());
         drop(guard);
-        assert!(watches.ends() && watches.starts());
-        watches.not_started();
-        assert!(watches.starts());
+        assert!(watches.end_if_unused() && watches.begin_serving());
+        watches.cancel_serving();
+        assert!(watches.begin_serving());
     }
 }
