@@ -59,7 +59,7 @@ impl Task {
     /// Keeps the lease until it is released or lost.
     pub(super) async fn hold(&mut self, mut connection: Connection<'_>, mut lease: Lease) {
         let confirmation = self.confirmation(lease.ttl, lease.sent.0);
-        self.over(Phase::Held(lease.token, confirmation));
+        self.set_phase(Phase::Held(lease.token, confirmation));
         if lease.waited {
             let (owner, place, token) = (self.request.owner, self.request.place, lease.token);
             self.core.event(Event::Granted { owner, place, token, confirmation: Some(confirmation) });
@@ -76,7 +76,7 @@ impl Task {
                     }
                     // With its connection, the server ends the lease. The holder learns of it now, and not only at its
                     // next renewal.
-                    self.over(Phase::Ended);
+                    self.set_phase(Phase::Ended);
                     self.core.event(Event::Gone { owner: self.request.owner });
                     drop(connection);
                     self.end_connection().await;
@@ -88,7 +88,7 @@ impl Task {
                     let renewed = self.renew(&mut connection, &mut lease, ttl).await;
                     let is_lost = matches!(renewed, RenewReply::Lost);
                     if is_lost {
-                        self.over(Phase::Ended);
+                        self.set_phase(Phase::Ended);
                     }
                     // The caller may have given up.
                     let _ = replies.send((index, renewed));
@@ -129,7 +129,7 @@ impl Task {
         let (statements, was_held) = (self.request.statements.unlock(), AtomicBool::new(false));
         let was_over = Instant::now() >= lease.ends();
         let done = connection.release(&statements, &was_held, || self.connection.may_return(), self.until()).await;
-        self.over(Phase::Ended);
+        self.set_phase(Phase::Ended);
         let Err(failure) = done else { return Ok(true) };
         // Only when the connection has ended is it certain that the row is unlocked.
         match (self.end_connection().await, failure) {

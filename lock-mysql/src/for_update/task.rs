@@ -73,7 +73,7 @@ impl Task {
         let pool = leases.pool_of(self.core.keeper_runtime());
         let mut connection = match Connection::take(&pool, self.until()).await {
             Ok(connection) => connection,
-            Err(failure) => return self.over(Phase::Failed(failure.into())),
+            Err(failure) => return self.set_phase(Phase::Failed(failure.into())),
         };
         if !self.connection.take(connection.endpoint.clone()) {
             return;
@@ -82,7 +82,7 @@ impl Task {
             Ok(lease) => self.hold(connection, lease).await,
             Err(NoLease::Contended { retry_after, leave }) => {
                 let left = connection.end(leave, || self.connection.may_return(), self.until()).await;
-                self.over(Phase::Contended(retry_after));
+                self.set_phase(Phase::Contended(retry_after));
                 if left.is_err() {
                     self.end_connection().await;
                 }
@@ -103,13 +103,13 @@ impl Task {
                 if connection.end(unlock, || self.connection.may_return(), self.until()).await.is_err() {
                     self.end_connection().await;
                 }
-                self.over(Phase::Ended);
+                self.set_phase(Phase::Ended);
             }
-            Err(NoLease::Failed(failure)) => self.failed(connection, failure).await,
+            Err(NoLease::Failed(failure)) => self.fail(connection, failure).await,
         }
     }
 
-    pub(super) fn over(&self, phase: Phase) {
+    pub(super) fn set_phase(&self, phase: Phase) {
         self.phase.send_replace(phase);
     }
 
@@ -130,10 +130,10 @@ impl Task {
         matches!(*self.phase.borrow(), Phase::Waiting)
     }
 
-    /// From here on the claim has a place.
-    fn has_place(&self) {
+    /// The claim has a place from now on.
+    fn set_waiting(&self) {
         if !self.is_waiting() {
-            self.over(Phase::Waiting);
+            self.set_phase(Phase::Waiting);
         }
     }
 
@@ -185,7 +185,7 @@ impl Task {
         // The process list is asked only if no connection has the named lock yet: asking for each waiter took most of
         // the server with 100 of them.
         if self.is_waiting() || is_used.load(Ordering::Relaxed) {
-            self.has_place();
+            self.set_waiting();
         } else {
             // On a connection of its own, because others are needed for the grant, and in a task of its own, because a
             // query that is dropped closes its connection.
@@ -203,7 +203,7 @@ impl Task {
                 placed = placed => {
                     // Without a place, the call ends after its bound, and the task with it.
                     if let Ok(Ok(true)) = placed {
-                        self.has_place();
+                        self.set_waiting();
                     }
                 }
             }
@@ -250,7 +250,7 @@ impl Task {
                 // while the claim has a place.
                 Ok(Raised::NotBefore(left)) if self.request.waits => {
                     self.connection.end_grant();
-                    self.has_place();
+                    self.set_waiting();
                     tokio::time::sleep(left.min(*place_ttl / 3)).await;
                 }
                 Ok(Raised::NotBefore(left)) => {
@@ -272,7 +272,7 @@ impl Task {
             Ok(done) => done,
             Err(_) => {
                 if self.request.waits {
-                    self.has_place();
+                    self.set_waiting();
                 }
                 work.await
             }
@@ -297,13 +297,14 @@ impl Task {
         }
     }
 
-    async fn failed(&self, connection: Connection<'_>, failure: Failure) {
+    /// Ends the task with this failure.
+    async fn fail(&self, connection: Connection<'_>, failure: Failure) {
         let had_place = self.is_waiting();
         let left =
             connection.end(self.request.statements.unlock(), || self.connection.may_return(), self.until()).await;
         let error = if left.is_ok() { failure.without_effect() } else { failure.into() };
         let is_refused = had_place && self.connection.note_refusal(&error);
-        self.over(Phase::Failed(error));
+        self.set_phase(Phase::Failed(error));
         if is_refused {
             // The keeper acquires again and gets the error. Otherwise a claim that is refused each time would
             // begin to wait again at once, until its wait ends.

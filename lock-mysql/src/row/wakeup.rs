@@ -113,7 +113,7 @@ struct Inner {
     waiting: HashMap<LockName, u64>,
     last: u64,
     /// When a claim could not wait for its named lock.
-    failed: Option<Instant>,
+    failed_at: Option<Instant>,
 }
 
 impl Turns {
@@ -132,8 +132,9 @@ impl Turns {
         u32::try_from(MOST - self.permits.available_permits()).unwrap_or(1)
     }
 
-    fn failed(&self) {
-        lock(&self.inner).failed = Some(Instant::now());
+    /// A claim could not wait for its named lock. For [`WITHOUT`], the claims of this client do without.
+    fn note_failure(&self) {
+        lock(&self.inner).failed_at = Some(Instant::now());
     }
 
     /// Makes a claim wait for the named lock of its lock, unless it does already or cannot.
@@ -172,7 +173,7 @@ impl Turns {
 
 impl Inner {
     fn is_without(&self) -> bool {
-        self.failed.is_some_and(|at| at.elapsed() < WITHOUT)
+        self.failed_at.is_some_and(|at| at.elapsed() < WITHOUT)
     }
 }
 
@@ -208,7 +209,7 @@ impl Task {
         let turns = self.turns.clone();
         let (connections, bound) = (&turns.rows.connections, turns.rows.connections.shared.settings.timeout);
         let pool = connections.calls.pool_of(self.core.keeper_runtime());
-        let Ok(mut connection) = pool.checkout(Instant::now() + bound).await else { return turns.failed() };
+        let Ok(mut connection) = pool.checkout(Instant::now() + bound).await else { return turns.note_failure() };
         if !connection.set_aside() {
             return connection.put_back();
         }
@@ -234,7 +235,7 @@ impl Task {
                     target: "leasehold", backend = "mysql", %name, ?failure,
                     "a claim cannot wait for its named lock"
                 );
-                return turns.failed();
+                return turns.note_failure();
             }
         };
         self.has_lock.store(false, Ordering::Release);
