@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout_at};
 
 use super::fences;
-use super::slot::{Command, Handle, Ownership, Phase, Slot};
+use super::slot::{Command, Handle, Phase, Slot, TaskConnection};
 use super::statements::{Kill, LEASES, Statements};
 use super::task::{Request, Task};
 use crate::connections::{Connections, Pools};
@@ -52,7 +52,7 @@ impl ForUpdate {
     fn start(&self, core: &CoreHandle, request: &AcquireRequest) -> Handle {
         let (phase, seen) = watch::channel(Phase::Starting);
         let (commands, received) = mpsc::unbounded_channel();
-        let (claim, connection) = (&request.claim, Arc::new(Ownership::default()));
+        let (claim, connection) = (&request.claim, Arc::new(TaskConnection::default()));
         let waits = request.on_contention == OnContention::Queue;
         let place = PlaceNumber::new(self.last_place.fetch_add(1, Ordering::Relaxed) + 1);
         let task = Task {
@@ -85,7 +85,7 @@ impl ForUpdate {
         if !fences::kill(&pool, Kill::Query, &endpoint, until).await? {
             return Ok(false);
         }
-        handle.connection.was_cancelled();
+        handle.connection.finish_cancel();
         let mut phase = handle.phase.clone();
         let ended = timeout_at(until, phase.wait_for(|it| !matches!(it, Phase::Waiting))).await;
         Ok(matches!(ended, Ok(Ok(ended)) if matches!(*ended, Phase::Ended)))
@@ -134,7 +134,7 @@ fn place_ttl(ttl: Duration) -> Duration {
 
 /// The confirmation of a place whose connection was seen to exist after `seen`.
 fn place(handle: &Handle, ttl: Duration, seen: Stamp) -> Confirmation {
-    Confirmation { ttl, sent: handle.connection.confirmed(seen), place: handle.place }.counted_from(seen)
+    Confirmation { ttl, sent: handle.connection.place_stamp(seen), place: handle.place }.counted_from(seen)
 }
 
 #[async_trait]
@@ -264,7 +264,7 @@ impl LockBackend for ForUpdate {
         for endpoint in &stale {
             fences::end(&pool, endpoint, until).await?;
         }
-        slot.ended(&stale);
+        slot.forget_stale(&stale);
         if let Some(handle) = &handle {
             // An earlier call of release may have given up before its reply.
             if handle.connection.take_release() {

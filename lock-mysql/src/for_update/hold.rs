@@ -128,7 +128,7 @@ impl Task {
     async fn release(&self, connection: Connection<'_>, lease: &Lease) -> Result<bool, Failure> {
         let (statements, was_held) = (self.request.statements.unlock(), AtomicBool::new(false));
         let was_over = Instant::now() >= lease.ends();
-        let done = connection.release(&statements, &was_held, || self.connection.may_return(), self.until()).await;
+        let done = connection.release(&statements, &was_held, || self.connection.detach(), self.until()).await;
         self.set_phase(Phase::Ended);
         let Err(failure) = done else { return Ok(true) };
         // Only when the connection has ended is it certain that the row is unlocked.

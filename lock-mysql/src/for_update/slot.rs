@@ -50,16 +50,16 @@ pub(super) enum Command {
     },
 }
 
-/// Which connection a task uses. A connection that returns to the pool may be used by another claim at once. So the
-/// task does not return it while a call may still end it or its statement.
+/// The connection of a task, shared with the calls that may end it. A connection that returns to the pool may be used by
+/// another claim at once. So the task does not return it while a call may still end it or its statement.
 #[derive(Default)]
-pub(super) struct Ownership {
-    owned: Mutex<Owned>,
+pub(super) struct TaskConnection {
+    state: Mutex<ConnectionState>,
     cancelled: Notify,
 }
 
 #[derive(Default)]
-struct Owned {
+struct ConnectionState {
     endpoint: Option<Endpoint>,
     /// A call may still end the connection or its statement.
     is_condemned: bool,
@@ -73,100 +73,100 @@ struct Owned {
     granting: Option<Stamp>,
 }
 
-impl Ownership {
+impl TaskConnection {
     /// The task has taken a connection. Returns whether it may use it.
     pub(super) fn take(&self, endpoint: Endpoint) -> bool {
-        let mut owned = lock(&self.owned);
-        owned.endpoint = Some(endpoint);
-        !owned.is_condemned
+        let mut state = lock(&self.state);
+        state.endpoint = Some(endpoint);
+        !state.is_condemned
     }
 
     pub(super) fn endpoint(&self) -> Option<Endpoint> {
-        lock(&self.owned).endpoint.clone()
+        lock(&self.state).endpoint.clone()
     }
 
     /// The statement that starts the ttl of a lease is sent now.
     pub(super) fn begin_grant(&self, sent: Stamp) {
-        lock(&self.owned).granting = Some(sent);
+        lock(&self.state).granting = Some(sent);
     }
 
     /// The grant is not complete, and the claim goes on waiting.
     pub(super) fn end_grant(&self) {
-        lock(&self.owned).granting = None;
+        lock(&self.state).granting = None;
     }
 
     /// When the ttl of a place began whose connection was seen to exist after `seen`. lock-core counts a confirmation of
     /// the place for the lease that it becomes. A fenced write that is not committed delays the token, and the claim has
     /// a place while its grant is under way: the server then ends the lease a ttl after the statement that started it,
     /// however late the place was confirmed.
-    pub(super) fn confirmed(&self, seen: Stamp) -> Stamp {
-        lock(&self.owned).granting.map_or(seen, |granting| granting.min(seen))
+    pub(super) fn place_stamp(&self, seen: Stamp) -> Stamp {
+        lock(&self.state).granting.map_or(seen, |granting| granting.min(seen))
     }
 
-    /// Whether the task may return the connection to the pool.
-    pub(super) fn may_return(&self) -> bool {
-        let mut owned = lock(&self.owned);
-        if !owned.is_condemned {
-            owned.endpoint = None;
+    /// Detaches the connection, unless a call may still end it. Returns whether the task may return it to the pool.
+    pub(super) fn detach(&self) -> bool {
+        let mut state = lock(&self.state);
+        if !state.is_condemned {
+            state.endpoint = None;
         }
-        !owned.is_condemned
+        !state.is_condemned
     }
 
     /// The connection whose statement the caller ends.
     pub(super) fn cancel(&self) -> Option<Endpoint> {
-        lock(&self.owned).is_cancelled = true;
+        lock(&self.state).is_cancelled = true;
         self.condemn()
     }
 
     /// The statement was ended, and the caller does nothing more with the connection.
-    pub(super) fn was_cancelled(&self) {
-        lock(&self.owned).is_condemned = false;
+    pub(super) fn finish_cancel(&self) {
+        lock(&self.state).is_condemned = false;
         self.cancelled.notify_one();
     }
 
-    /// Waits for [`Self::was_cancelled`].
-    pub(super) async fn cancelled(&self, until: Instant) {
+    /// Waits for [`Self::finish_cancel`].
+    pub(super) async fn wait_for_cancel(&self, until: Instant) {
         // Without it, the connection is not returned.
         let _ = timeout_at(until, self.cancelled.notified()).await;
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
-        lock(&self.owned).is_cancelled
+        lock(&self.state).is_cancelled
     }
 
     /// The task has released the lease. The call that asked for it may have given up.
     pub(super) fn note_release(&self) {
-        lock(&self.owned).was_released = true;
+        lock(&self.state).was_released = true;
     }
 
     /// Takes the note of a release, for the call that reports it.
     pub(super) fn take_release(&self) -> bool {
-        std::mem::take(&mut lock(&self.owned).was_released)
+        std::mem::take(&mut lock(&self.state).was_released)
     }
 
     /// Keeps this error for a claim that has waited. Returns whether the claim is refused: if its connection alone was
     /// at fault, it may wait again.
     pub(super) fn note_refusal(&self, error: &Error) -> bool {
         let is_refused = !matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Indeterminate);
-        lock(&self.owned).refusal = is_refused.then(|| error.clone());
+        lock(&self.state).refusal = is_refused.then(|| error.clone());
         is_refused
     }
 
     /// Whether the claim is refused, and no call has reported that yet.
     pub(super) fn is_refused(&self) -> bool {
-        lock(&self.owned).refusal.is_some()
+        lock(&self.state).refusal.is_some()
     }
 
     /// Takes the refusal, for the call that reports it.
     pub(super) fn take_refusal(&self) -> Option<Error> {
-        lock(&self.owned).refusal.take()
+        lock(&self.state).refusal.take()
     }
 
     /// The connection that the caller ends.
     pub(super) fn condemn(&self) -> Option<Endpoint> {
-        let mut owned = lock(&self.owned);
-        owned.is_condemned = true;
-        owned.endpoint.clone()
+        let mut state = lock(&self.state);
+        state.is_condemned = true;
+        state.endpoint.clone()
     }
 }
 
@@ -174,7 +174,7 @@ impl Ownership {
 pub(super) struct Handle {
     pub(super) phase: watch::Receiver<Phase>,
     pub(super) commands: mpsc::UnboundedSender<Command>,
-    pub(super) connection: Arc<Ownership>,
+    pub(super) connection: Arc<TaskConnection>,
     pub(super) place: PlaceNumber,
     task: AbortHandle,
     is_abandoned: AtomicBool,
@@ -184,7 +184,7 @@ impl Handle {
     pub(super) fn new(
         phase: watch::Receiver<Phase>,
         commands: mpsc::UnboundedSender<Command>,
-        connection: Arc<Ownership>,
+        connection: Arc<TaskConnection>,
         place: PlaceNumber,
         task: AbortHandle,
     ) -> Self {
@@ -251,8 +251,8 @@ impl Slot {
         lock(&self.0).stale.clone()
     }
 
-    /// The connections of earlier tasks have ended.
-    pub(super) fn ended(&self, stale: &[Endpoint]) {
+    /// Forgets connections of earlier tasks, which have ended.
+    pub(super) fn forget_stale(&self, stale: &[Endpoint]) {
         lock(&self.0).stale.retain(|endpoint| !stale.contains(endpoint));
     }
 
@@ -278,20 +278,20 @@ mod tests {
     #[test]
     fn a_connection_that_a_call_may_end_is_not_returned() {
         let endpoint = || Endpoint { id: 7, host: "localhost:1".to_owned() };
-        let ownership = Ownership::default();
-        assert!(ownership.take(endpoint()) && ownership.condemn() == Some(endpoint()));
-        assert!(!ownership.may_return() && ownership.endpoint().is_some());
+        let connection = TaskConnection::default();
+        assert!(connection.take(endpoint()) && connection.condemn() == Some(endpoint()));
+        assert!(!connection.detach() && connection.endpoint().is_some());
         // Its statement alone was ended.
-        let ownership = Ownership::default();
-        assert!(ownership.take(endpoint()) && ownership.cancel() == Some(endpoint()));
-        assert!(!ownership.may_return());
-        ownership.was_cancelled();
-        assert!(ownership.may_return());
+        let connection = TaskConnection::default();
+        assert!(connection.take(endpoint()) && connection.cancel() == Some(endpoint()));
+        assert!(!connection.detach());
+        connection.finish_cancel();
+        assert!(connection.detach());
         // Another claim may have it then.
-        assert_eq!(ownership.condemn(), None);
+        assert_eq!(connection.condemn(), None);
         // It was condemned before there was one.
-        let ownership = Ownership::default();
-        assert_eq!(ownership.condemn(), None);
-        assert!(!ownership.take(endpoint()));
+        let connection = TaskConnection::default();
+        assert_eq!(connection.condemn(), None);
+        assert!(!connection.take(endpoint()));
     }
 }

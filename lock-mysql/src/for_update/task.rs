@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout_at};
 use super::connection::Connection;
 use super::fences::{self, Raised};
 use super::hold::Lease;
-use super::slot::{Command, Ownership, Phase};
+use super::slot::{Command, Phase, TaskConnection};
 use super::statements::{Grantee, IfTaken, Statements};
 use crate::connections::{Connections, Pools};
 use crate::errors::Failure;
@@ -46,7 +46,7 @@ pub(super) struct Task {
     pub(super) request: Request,
     pub(super) phase: watch::Sender<Phase>,
     pub(super) commands: mpsc::UnboundedReceiver<Command>,
-    pub(super) connection: Arc<Ownership>,
+    pub(super) connection: Arc<TaskConnection>,
 }
 
 /// Why there is no lease.
@@ -81,7 +81,7 @@ impl Task {
         match self.acquire(&mut connection).await {
             Ok(lease) => self.hold(connection, lease).await,
             Err(NoLease::Contended { retry_after, leave }) => {
-                let left = connection.end(leave, || self.connection.may_return(), self.until()).await;
+                let left = connection.end(leave, || self.connection.detach(), self.until()).await;
                 self.set_phase(Phase::Contended(retry_after));
                 if left.is_err() {
                     self.end_connection().await;
@@ -98,9 +98,9 @@ impl Task {
                         break;
                     }
                 }
-                self.connection.cancelled(self.until()).await;
+                self.connection.wait_for_cancel(self.until()).await;
                 let unlock = self.request.statements.unlock();
-                if connection.end(unlock, || self.connection.may_return(), self.until()).await.is_err() {
+                if connection.end(unlock, || self.connection.detach(), self.until()).await.is_err() {
                     self.end_connection().await;
                 }
                 self.set_phase(Phase::Ended);
@@ -300,8 +300,7 @@ impl Task {
     /// Ends the task with this failure.
     async fn fail(&self, connection: Connection<'_>, failure: Failure) {
         let had_place = self.is_waiting();
-        let left =
-            connection.end(self.request.statements.unlock(), || self.connection.may_return(), self.until()).await;
+        let left = connection.end(self.request.statements.unlock(), || self.connection.detach(), self.until()).await;
         let error = if left.is_ok() { failure.without_effect() } else { failure.into() };
         let is_refused = had_place && self.connection.note_refusal(&error);
         self.set_phase(Phase::Failed(error));
