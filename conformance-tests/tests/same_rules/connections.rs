@@ -166,7 +166,7 @@ impl<'a> Sequence<'a> {
                 agree("the ttl", memory.confirmation.ttl, server.confirmation.ttl)?;
                 self.locks[lock].tokens.pair(memory.token.get(), server.token.get())?;
                 let places = [memory.confirmation.place, server.confirmation.place];
-                self.has_lease(lock, &claim, (places, ttl, sent), false);
+                self.note_lease(lock, &claim, (places, ttl, sent), false);
                 Ok(())
             }
             (
@@ -175,7 +175,7 @@ impl<'a> Sequence<'a> {
             ) => {
                 self.note("queued");
                 agree("the ttl of a place", memory.ttl, server.ttl)?;
-                self.has_place(lock, &claim, [memory.place, server.place], ttl)
+                self.note_place(lock, &claim, [memory.place, server.place], ttl)
             }
             (Ok(AcquireOutcome::Contended { .. }), Ok(AcquireOutcome::Contended { .. })) => {
                 self.note("held");
@@ -192,7 +192,7 @@ impl<'a> Sequence<'a> {
     }
 
     /// Notes a lease, or its renewal: it ends no sooner than before.
-    fn has_lease(&mut self, lock: usize, claim: &Claim, lease: ([PlaceNumber; 2], Duration, Instant), waited: bool) {
+    fn note_lease(&mut self, lock: usize, claim: &Claim, lease: ([PlaceNumber; 2], Duration, Instant), waited: bool) {
         let (places, ttl, sent) = lease;
         let had = self.locks[lock].had.get(claim.owner()).copied();
         let before = had.filter(|had| had.ends.is_some());
@@ -202,7 +202,7 @@ impl<'a> Sequence<'a> {
         self.locks[lock].had.insert(*claim.owner(), Had { places, ttl, ends, waited });
     }
 
-    fn has_place(&mut self, lock: usize, claim: &Claim, places: [PlaceNumber; 2], ttl: Duration) -> Compared {
+    fn note_place(&mut self, lock: usize, claim: &Claim, places: [PlaceNumber; 2], ttl: Duration) -> Compared {
         let before = self.locks[lock].had.get(claim.owner()).copied();
         let asked = before.map_or(ttl, |had| had.ttl);
         self.locks[lock].had.insert(*claim.owner(), Had { places, ttl: asked, ends: None, waited: false });
@@ -226,20 +226,20 @@ impl<'a> Sequence<'a> {
             (RenewReply::Renewed(memory), RenewReply::Renewed(server)) => {
                 self.note("renewed");
                 agree("the ttl", memory.ttl, server.ttl)?;
-                self.has_lease(lock, &claim, ([memory.place, server.place], ttl, sent), false);
+                self.note_lease(lock, &claim, ([memory.place, server.place], ttl, sent), false);
                 Ok(())
             }
             (RenewReply::Granted(memory), RenewReply::Granted(server)) => {
                 self.note("found granted");
                 self.locks[lock].tokens.pair(memory.token.get(), server.token.get())?;
                 let places = [memory.confirmation.place, server.confirmation.place];
-                self.has_lease(lock, &claim, (places, ttl, sent), true);
+                self.note_lease(lock, &claim, (places, ttl, sent), true);
                 Ok(())
             }
             (RenewReply::Waiting { confirmation: memory, .. }, RenewReply::Waiting { confirmation: server, .. }) => {
                 self.note("waiting");
                 agree("the ttl of a place", memory.ttl, server.ttl)?;
-                self.has_place(lock, &claim, [memory.place, server.place], ttl)
+                self.note_place(lock, &claim, [memory.place, server.place], ttl)
             }
             (RenewReply::Lost, RenewReply::Lost) => {
                 self.note("lost");
@@ -281,7 +281,7 @@ impl<'a> Sequence<'a> {
         if self.pair.difference != Some(Difference::LeasesOutliveConnections) {
             let _ = self.clients(&claim)[0].release(&claim, Delivery::Confirmed).await;
         }
-        self.was_ended(lock, &claim);
+        self.note_end(lock, &claim);
         Ok(())
     }
 
@@ -299,11 +299,11 @@ impl<'a> Sequence<'a> {
         self.note("broken");
         let [Some(memory), Some(server)] = raised[..] else { return Err(format!("break: {raised:?}")) };
         self.locks[lock].tokens.pair(memory.get(), server.get())?;
-        self.was_ended(lock, &claim);
+        self.note_end(lock, &claim);
         Ok(())
     }
 
-    fn was_ended(&mut self, lock: usize, claim: &Claim) {
+    fn note_end(&mut self, lock: usize, claim: &Claim) {
         self.locks[lock].had.remove(claim.owner());
         self.locks[lock].ended.insert(*claim.owner());
     }
@@ -339,12 +339,17 @@ impl<'a> Sequence<'a> {
         for ((owner, place, token), (other, its_place, its_token)) in memory.into_iter().zip(server) {
             agree("who was notified", owner.as_bytes(), other.as_bytes())?;
             self.note("notified");
-            self.was_notified(owner, [place, its_place], [token, its_token])?;
+            self.note_notification(owner, [place, its_place], [token, its_token])?;
         }
         Ok(())
     }
 
-    fn was_notified(&mut self, owner: OwnerToken, places: [PlaceNumber; 2], tokens: [FencingToken; 2]) -> Compared {
+    fn note_notification(
+        &mut self,
+        owner: OwnerToken,
+        places: [PlaceNumber; 2],
+        tokens: [FencingToken; 2],
+    ) -> Compared {
         let with_claim = |lock: &Lock| lock.claims.iter().any(|claim| *claim.owner() == owner);
         let lock = self.locks.iter_mut().find(|lock| with_claim(lock)).ok_or("an unknown claim was notified")?;
         let had = lock.had.get(&owner).copied().ok_or("a claim without a place was notified")?;
