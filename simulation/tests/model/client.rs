@@ -113,7 +113,7 @@ impl Client {
     }
 
     /// Its calls fail, so the client sends its requests again.
-    pub(super) fn may_send_again(&mut self) {
+    pub(super) fn allow_more_sends(&mut self) {
         self.sends_left = u8::MAX;
     }
 

@@ -22,7 +22,7 @@ pub(super) fn check(world: &World, state: &State) -> Result<(), Broken> {
     // Without a queue at the server, each waiter may need two polls after the waiter before it has released.
     let polls = if world.has_queue { 0 } else { 2 * world.acquires * state.clients.len() as u8 };
     let last = u8::try_from(last.min(u64::from(world.end) * 2)).unwrap_or(u8::MAX).max(state.now) + PATIENCE + polls;
-    state.clients.iter_mut().for_each(Client::may_send_again);
+    state.clients.iter_mut().for_each(Client::allow_more_sends);
     while state.now <= last {
         settle(&world, &mut state)?;
         if !state.clients.iter().any(Client::is_waiting) {
