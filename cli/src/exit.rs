@@ -21,7 +21,7 @@ pub(crate) enum Exit {
     HeldAs(u8),
     /// The lease was lost, or about to be lost, while the command ran.
     Lost,
-    /// The store could not be reached or did not answer.
+    /// The store could not be reached or did not reply.
     NoAnswer,
     /// The store refused: wrong user, missing permission, unsupported version, or no space.
     Refused,

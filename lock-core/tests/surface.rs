@@ -102,11 +102,11 @@ fn holder_information_names_the_host() {
 #[test]
 fn an_error_says_what_it_was_about() {
     let name = LockName::new("orders/42").unwrap();
-    let error = Error::new(ErrorKind::Unavailable, "no answer").with_source(std::io::Error::other("refused"));
+    let error = Error::new(ErrorKind::Unavailable, "no reply").with_source(std::io::Error::other("refused"));
     assert_eq!((error.lock(), error.backend()), (None, None));
     let error = error.during("acquire", &name, "redis");
     assert_eq!((error.lock(), error.backend()), (Some(&name), Some("redis")));
-    assert_eq!(error.to_string(), "cannot acquire lock \"orders/42\" on redis: no answer");
+    assert_eq!(error.to_string(), "cannot acquire lock \"orders/42\" on redis: no reply");
     assert_eq!(error.source().unwrap().to_string(), "refused");
     let debug = format!("{error:?}");
     assert!(debug.contains("Unavailable") && debug.contains("refused"), "{debug}");

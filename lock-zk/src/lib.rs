@@ -15,8 +15,8 @@
 //   the change, and holds without another request. If it sees only a deletion, others may still be before it: it reads
 //   the queue again. A holder watches its own node, and has lost the lock when that is gone.
 // - Renew (`renewal.rs`): one write of the session's node for all claims of a session. Pings prove nothing, since a
-//   follower that is cut off from the leader answers them. An acknowledged write proves that the leader knows what the
-//   session did a tick before (`activity.rs`). So a session lasts two ticks longer than its leases.
+//   follower that is cut off from the leader replies to them. An acknowledged write proves that the leader knows what
+//   the session did a tick before (`activity.rs`). So a session lasts two ticks longer than its leases.
 // - Release (`release.rs`): delete the node. If an earlier request has no reply, the claim is withdrawn: a write, then
 //   a list of the queue in the same session, then the deletion of every node of the claim. Requests of a session take
 //   effect in the order in which they were sent, so none of them creates a node after that.

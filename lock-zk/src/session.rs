@@ -2,8 +2,8 @@
 //!
 //! A task on the keeper's runtime keeps it connected: it opens another link as soon as one breaks, at the same server
 //! or at another one. Pings of the client crate keep the session at the server, but they prove nothing: a follower that
-//! is cut off from the leader answers them. So a lease is confirmed by a *write*, which the leader has to order. Claims
-//! that wait for a confirmation share one write.
+//! is cut off from the leader replies to them. So a lease is confirmed by a *write*, which the leader has to order.
+//! Claims that wait for a confirmation share one write.
 //!
 //! A session that was not confirmed for its ttl is closed: no lease of it is valid any more. So a session without
 //! claims ends by itself, and a lease ends although its client is still connected.

@@ -90,7 +90,7 @@ impl Reply {
             }
             Self::Free => RenewReply::Free,
             Self::Lost => RenewReply::Lost,
-            Self::Unknown => RenewReply::Unknown(Error::new(ErrorKind::Indeterminate, "no answer")),
+            Self::Unknown => RenewReply::Unknown(Error::new(ErrorKind::Indeterminate, "no reply")),
             Self::NotSent => RenewReply::Unknown(Error::new(ErrorKind::Unavailable, "refused")),
         }
     }

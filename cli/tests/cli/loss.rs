@@ -77,7 +77,7 @@ fn term_and_kill(store: &Store, options: &[&str], ttl: Duration, grace: Duration
     let took = outage.elapsed();
     store.reply_again();
     // Validity counts from before the last renewal was sent, minus a tenth. A renewal may have been sent until the
-    // store stopped answering, which waits for writers.
+    // store stopped replying, which waits for writers.
     assert!(
         took <= began + ttl * 9 / 10 + lag_monitor.allowance(),
         "killed after the lease: {took:?}, after an outage that began within {began:?}"

@@ -29,7 +29,7 @@ struct RetriesAfterAnEvent(Mutex<Progress>);
 enum Progress {
     #[default]
     NotAsked,
-    /// The store has answered the waiter: it waits.
+    /// The store has replied to the waiter: it waits.
     Waits,
     CutOff,
     Healed,
@@ -98,7 +98,7 @@ pub async fn a_waiter_retries_as_soon_as_it_is_connected(fixture: &dyn Fixture) 
     let waiter = tokio::spawn(hold(&bob, &name));
     queued(fixture, &bob, &name, (1, 1)).await;
     let waits = async || hooks.is(Progress::Waits);
-    eventually(bob.capabilities().call_bound, "the store has answered the waiter", waits).await;
+    eventually(bob.capabilities().call_bound, "the store has replied to the waiter", waits).await;
     // After the reply the client begins to watch the lock.
     tokio::time::sleep(AT_ONCE).await;
     fixture.connected().await;

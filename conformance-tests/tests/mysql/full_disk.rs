@@ -2,8 +2,8 @@
 //! nothing is simulated.
 //!
 //! - With a full disk, the file system of the data folder has no block left, because of a file that is not the
-//!   server's. A write that needs a new block fails (`ENOSPC`), and the server answers by itself. InnoDB still writes
-//!   to the blocks that it has.
+//!   server's. A write that needs a new block fails (`ENOSPC`), and the server itself replies with the error. InnoDB
+//!   still writes to the blocks that it has.
 //! - With a full tablespace, InnoDB has one file that may not grow, and a table of the user has used it up. Then InnoDB
 //!   has no page for its undo log either, so it refuses every write, even those that would make room. This also works
 //!   where a process cannot mount a file system.
@@ -104,7 +104,7 @@ fn a_server_that_can_write_nothing_makes_no_second_holder() {
         fixture.execute("CREATE TABLE filler (bytes LONGBLOB)");
         let insert = "INSERT INTO filler VALUES (REPEAT('x', 100000))";
         let full = (0..1_000).find_map(|_| fixture.server().query(insert).err()).expect("it gets full");
-        assert!(full.to_string().contains("1114"), "the server answers by itself: {full}");
+        assert!(full.to_string().contains("1114"), "the server itself replies with the error: {full}");
         let taken = until_refused(&bob).await;
 
         let stopwatch = Stopwatch::start();

@@ -57,7 +57,8 @@ pub(super) trait Store: Send + Sync + Sized + 'static {
     const LATE_REQUESTS_ARRIVE: bool = true;
     /// A client has a connection as soon as its backend is attached.
     const CONNECTS_AT_ONCE: bool = true;
-    /// A server cancels the unanswered requests of a connection when it reads the end of that connection.
+    /// A server cancels the requests of a connection that have no reply yet, when it reads the end of that
+    /// connection.
     const CANCELS_AT_END: bool = false;
 
     /// Servers without locks, and with the least permissions for the user in the URL.

@@ -47,20 +47,20 @@ impl RenewReplies {
     }
 
     /// Takes the reply to the request at `index` of the slice.
-    pub fn put(&self, index: usize, answer: RenewReply) {
+    pub fn put(&self, index: usize, reply: RenewReply) {
         let first = {
             let mut open = crate::sync::lock(&self.open);
             open.get_mut(index).is_some_and(|open| std::mem::replace(open, false))
         };
         if first {
-            (self.sink)(index, answer);
+            (self.sink)(index, reply);
         }
     }
 
     /// Takes the replies of a call that arrive together: in the order of the requests, or the same error for all.
     pub fn put_all(&self, outcome: Result<Vec<RenewReply>>) {
         match outcome {
-            Ok(replies) => replies.into_iter().enumerate().for_each(|(index, answer)| self.put(index, answer)),
+            Ok(replies) => replies.into_iter().enumerate().for_each(|(index, reply)| self.put(index, reply)),
             Err(error) => self.fail_rest(&error),
         }
     }

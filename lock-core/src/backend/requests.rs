@@ -119,7 +119,7 @@ impl RenewRequest {
 }
 
 /// Whether the client has the reply to every request of a claim.
-#[expect(clippy::exhaustive_enums, reason = "a request was answered or it was not")]
+#[expect(clippy::exhaustive_enums, reason = "a request has a reply or it has none")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// Every request has a reply.

@@ -124,7 +124,7 @@ async fn an_error_that_waiting_does_not_mend_ends_every_wait() {
         let trial = tokio::spawn(async move { lock.try_acquire().await });
         let (_, answer) = store.acquire().await;
         answer.send(Err(error)).unwrap();
-        let tried = timeout(AT_ONCE, trial).await.expect("a try ends with its answer").unwrap();
+        let tried = timeout(AT_ONCE, trial).await.expect("a try ends with its reply").unwrap();
         assert_eq!(tried.unwrap_err().kind(), kind);
     }
 }

@@ -50,7 +50,7 @@ impl Scripted {
 }
 
 fn no_answer() -> Error {
-    Error::new(ErrorKind::Indeterminate, "the test gave no answer")
+    Error::new(ErrorKind::Indeterminate, "the test gave no reply")
 }
 
 #[async_trait]

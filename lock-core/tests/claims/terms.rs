@@ -80,7 +80,7 @@ async fn an_acquire_that_joins_a_try_of_the_same_holder_waits() {
     let waits = tokio::spawn(async move { waits.acquire().await });
     sleep(MS).await;
     answer.send(Ok(AcquireOutcome::Contended { retry_after: TTL * 10 })).unwrap();
-    let refused = timeout(AT_ONCE, tries).await.expect("a try is answered at once").unwrap();
+    let refused = timeout(AT_ONCE, tries).await.expect("a try ends at once").unwrap();
     assert!(refused.unwrap().is_none());
     let _answer = timeout(AT_ONCE, store.acquire()).await.expect("the waiter asks for a place").1;
     assert_eq!(store.asked().on_contention, OnContention::Queue);

@@ -101,7 +101,7 @@ async fn a_try_that_got_a_place_is_refused_at_once() {
         let waits = another_waits.then(|| acquire(&client));
         sleep(MS).await;
         answer.send(Ok(store.queued(1))).unwrap();
-        let tried = timeout(AT_ONCE, tries).await.expect("a try is answered at once").unwrap();
+        let tried = timeout(AT_ONCE, tries).await.expect("a try ends at once").unwrap();
         assert!(tried.expect("nothing is broken").is_none());
         let mut withdrawn = None;
         for _ in 0..1 + u32::from(another_waits) {

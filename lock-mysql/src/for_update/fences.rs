@@ -75,7 +75,7 @@ pub(super) async fn holds(pool: &Pool, of: &Statements, id: u64, until: Instant)
 }
 
 /// Returns `true` as soon as the server shows that a connection waits for a row, and `false` when the time is over or
-/// the answer is not needed any more.
+/// the result is not needed any more.
 pub(super) async fn waits(
     pool: &Pool,
     statement: String,

@@ -122,7 +122,7 @@ impl Redis {
         let client = redis::Client::open(url).expect("a URL");
         let connection = client.get_multiplexed_async_connection_with_config(&patient()).await;
         let mut connection = connection.expect("a connection");
-        connection.send_packed_command(&command).await.expect("an answer").extract_error().expect("no error")
+        connection.send_packed_command(&command).await.expect("a reply").extract_error().expect("no error")
     }
 
     /// How many commands of this kind clients have sent.

@@ -56,7 +56,7 @@ impl Observed {
         for output in out.drain() {
             match output {
                 LeaseOutput::Renew { place, ttl } => {
-                    prop_assert!(due, "a renewal in answer to something else than a wake-up");
+                    prop_assert!(due, "a renewal without a wake-up");
                     prop_assert_eq!(place, PlaceNumber::new(PLACE));
                     prop_assert!(ttl <= TTL);
                 }

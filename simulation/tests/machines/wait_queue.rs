@@ -57,7 +57,7 @@ fn acquisition(reply: Reply, now: u64) -> Result<AcquireOutcome, Error> {
         }
         Reply::Free => Ok(AcquireOutcome::Contended { retry_after: TTL }),
         Reply::Lost => Err(Error::new(ErrorKind::Auth, "refused for good")),
-        Reply::Unknown => Err(Error::new(ErrorKind::Indeterminate, "no answer")),
+        Reply::Unknown => Err(Error::new(ErrorKind::Indeterminate, "no reply")),
         Reply::NotSent => Err(Error::new(ErrorKind::Unavailable, "refused")),
     }
 }
@@ -88,7 +88,7 @@ impl Observed {
                     self.in_flight = true;
                     self.at_store |= delivery == Delivery::InDoubt;
                 }
-                QueueOutput::Renew { .. } => prop_assert!(due, "a renewal in answer to something else than a wake-up"),
+                QueueOutput::Renew { .. } => prop_assert!(due, "a renewal without a wake-up"),
                 QueueOutput::End(_) | QueueOutput::EndWhenOverdue(..) => self.at_store = false,
                 QueueOutput::Granted { to, .. } => {
                     self.at_store = false;

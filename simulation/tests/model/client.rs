@@ -253,7 +253,7 @@ impl Client {
             Verb::Release { .. } => {
                 let Some(closing) = self.disposals.iter_mut().find(|closing| closing.claim == claim) else { return };
                 if reply == Reply::Unknown {
-                    let failed = Error::new(ErrorKind::Indeterminate, "no answer");
+                    let failed = Error::new(ErrorKind::Indeterminate, "no reply");
                     closing.wake = closing.machine.handle_failure(&failed, now).resolve(|pause| pause);
                     return;
                 }
@@ -307,7 +307,7 @@ impl Client {
             }
             Reply::Contended => Ok(AcquireOutcome::Contended { retry_after: ticks(1) }),
             Reply::Lost | Reply::Ended { .. } => Err(Error::new(ErrorKind::Lost, "the claim was withdrawn")),
-            Reply::Unknown => Err(Error::new(ErrorKind::Indeterminate, "no answer")),
+            Reply::Unknown => Err(Error::new(ErrorKind::Indeterminate, "no reply")),
         }
     }
 

@@ -112,7 +112,7 @@ impl Wire {
         match outcome {
             Ok(Ok(reply)) => Ok(reply),
             // The connection broke, or no reply came.
-            Ok(Err(_)) | Err(_) => Err(Error::new(ErrorKind::Indeterminate, "no answer")),
+            Ok(Err(_)) | Err(_) => Err(Error::new(ErrorKind::Indeterminate, "no reply")),
         }
     }
 
