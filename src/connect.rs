@@ -129,7 +129,7 @@ fn scheme(url: &str) -> Result<String> {
     }
     let parsed = Url::parse(url).map_err(|why| {
         Error::invalid(format!(
-            "a store is given by its URL, like `redis://host:6379` or `sqlite:///path/locks.db` ({why})"
+            "the store must be a URL such as `redis://host:6379` or `sqlite:///path/locks.db` ({why})"
         ))
     })?;
     Ok(parsed.scheme().to_owned())

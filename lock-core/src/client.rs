@@ -92,7 +92,7 @@ impl LockClient {
     /// Reads only.
     pub async fn list(&self, prefix: &str, limit: usize) -> Result<Listing> {
         if limit == 0 || limit > Listing::MAX {
-            return Err(Error::invalid(format!("1 to {} locks can be listed, not {limit}", Listing::MAX)));
+            return Err(Error::invalid(format!("the limit must be between 1 and {} (got {limit})", Listing::MAX)));
         }
         let prefix = prefix.to_owned();
         self.ask(10, ErrorKind::Unavailable, move |backend| async move {
@@ -270,12 +270,13 @@ impl LockClientBuilder {
     /// start a thread.
     pub fn build(self) -> Result<LockClient> {
         if !(1..=50).contains(&self.margin_percent) {
-            return Err(Error::invalid(format!("a margin is 1 to 50 percent, not {}", self.margin_percent)));
+            let percent = self.margin_percent;
+            return Err(Error::invalid(format!("the margin must be between 1 and 50 percent (got {percent})")));
         }
         let call_bound = self.backend.capabilities().call_bound;
         if call_bound > LONGEST_CALL_BOUND {
             return Err(Error::invalid(format!(
-                "a backend's call bound is at most {LONGEST_CALL_BOUND:?}, not {call_bound:?}"
+                "the backend's call bound must be at most {LONGEST_CALL_BOUND:?} (got {call_bound:?})"
             )));
         }
         let parts = Parts {

@@ -34,7 +34,7 @@ impl HolderInfo {
     pub fn of_this_process(label: &str) -> Result<Self> {
         if label.len() > Self::MAX_LABEL_BYTES || label.chars().any(char::is_control) {
             return Err(Error::invalid(format!(
-                "a holder's label has at most {} bytes and no control characters",
+                "a holder's label must have at most {} bytes and no control characters",
                 Self::MAX_LABEL_BYTES
             )));
         }

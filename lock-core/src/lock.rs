@@ -202,20 +202,21 @@ impl Lock {
         }
         if ttl < capabilities.min_ttl || ttl > capabilities.max_ttl {
             return Err(Error::invalid(format!(
-                "a ttl is {:?} to {:?} on this backend, not {ttl:?}",
+                "the ttl must be between {:?} and {:?} on this backend (got {ttl:?})",
                 capabilities.min_ttl, capabilities.max_ttl
             )));
         }
         if max_hold.is_some_and(|max| max.is_zero()) {
             return Err(Error::invalid("max_hold must not be zero"));
         }
-        if min_hold.is_some_and(|min| min > capabilities.max_ttl) {
-            return Err(Error::invalid(format!("min_hold is at most {:?} on this backend", capabilities.max_ttl)));
+        if let Some(min) = min_hold.filter(|min| *min > capabilities.max_ttl) {
+            let longest = capabilities.max_ttl;
+            return Err(Error::invalid(format!("min_hold must be at most {longest:?} on this backend (got {min:?})")));
         }
         if let (Some(min), Some(max)) = (min_hold, max_hold)
             && min > max
         {
-            return Err(Error::invalid(format!("min_hold ({min:?}) is longer than max_hold ({max:?})")));
+            return Err(Error::invalid(format!("min_hold ({min:?}) must not be longer than max_hold ({max:?})")));
         }
         tracing::trace!(lock = %name, ?ttl, ?on_contention, "acquire");
         let longest = max_hold.map_or(ttl, |max| max.max(capabilities.min_ttl));

@@ -38,7 +38,7 @@ impl LockName {
         }
         if name.len() > Self::MAX_BYTES {
             return Err(Error::invalid(format!(
-                "a lock name has at most {} bytes, this one has {}",
+                "a lock name must have at most {} bytes (got {})",
                 Self::MAX_BYTES,
                 name.len()
             )));

@@ -64,7 +64,9 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     let members = hosts.iter().map(|(host, port)| Member::new(host, *port, tls.as_ref())).collect::<Result<_>>()?;
     let prefix = if prefix.is_empty() { DEFAULT_PREFIX.to_owned() } else { prefix };
     if prefix.len() > LONGEST_PREFIX {
-        return Err(Error::invalid(format!("the prefix in the URL of an etcd has at most {LONGEST_PREFIX} bytes")));
+        return Err(Error::invalid(format!(
+            "the prefix in the URL of an etcd must have at most {LONGEST_PREFIX} bytes"
+        )));
     }
     Ok((Target { members, user }, Settings { timeout, connect_timeout, prefix }))
 }

@@ -69,7 +69,7 @@ impl Settings {
     pub(crate) fn check(self) -> Result<Self> {
         let bad = |c: char| c == '{' || c == '}' || c.is_control();
         if self.prefix.is_empty() || self.prefix.len() > 100 || self.prefix.contains(bad) {
-            return Err(Error::invalid("`prefix` is 1 to 100 bytes, without `{`, `}` and control characters"));
+            return Err(Error::invalid("`prefix` must have 1 to 100 bytes, and no `{`, `}` or control character"));
         }
         CommonSettings { timeout: self.timeout, retention: self.retention }.check()?;
         Connecting::check_timeout(self.connect_timeout)?;

@@ -121,7 +121,7 @@ fn path_of(bytes: Vec<u8>) -> Result<PathBuf> {
 
 #[cfg(not(unix))]
 fn path_of(bytes: Vec<u8>) -> Result<PathBuf> {
-    let text = String::from_utf8(bytes).map_err(|_| Error::invalid("the path of a SQLite file is UTF-8"))?;
+    let text = String::from_utf8(bytes).map_err(|_| Error::invalid("the path of a SQLite file must be UTF-8"))?;
     Ok(OsString::from(text).into())
 }
 

@@ -107,7 +107,7 @@ pub(crate) fn read_data(data: &[u8]) -> Option<(Duration, Option<HolderInfo>)> {
 /// way to write a quote inside them.
 pub fn acl(root: &str, user: &str) -> Result<String, Error> {
     if user.contains(':') {
-        return Err(Error::invalid("the name of a user of ZooKeeper contains no colon"));
+        return Err(Error::invalid("a ZooKeeper user name must not contain a colon"));
     }
     let nodes = Nodes::new(root.trim_matches('/'));
     let mut commands = String::new();
@@ -123,10 +123,10 @@ pub fn acl(root: &str, user: &str) -> Result<String, Error> {
 fn word(text: &str) -> Result<String, Error> {
     let is_plain = !text.starts_with(['"', '\'']) && !text.contains(char::is_whitespace);
     match ['"', '\''].into_iter().find(|&quote| !text.contains(quote)) {
-        _ if text.contains(char::is_control) => Err(Error::invalid("zkCli.sh reads no control characters")),
+        _ if text.contains(char::is_control) => Err(Error::invalid("zkCli.sh cannot read control characters")),
         _ if is_plain => Ok(text.to_owned()),
         Some(quote) => Ok(format!("{quote}{text}{quote}")),
-        None => Err(Error::invalid("zkCli.sh reads no word that contains a space and both quotes")),
+        None => Err(Error::invalid("zkCli.sh cannot read a word that contains a space and both quotes")),
     }
 }
 

@@ -89,12 +89,12 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     CommonSettings { timeout, ..CommonSettings::default() }.check()?;
     Connecting::check_timeout(connect_timeout)?;
     if tick > LONGEST_TICK {
-        return Err(Error::invalid("`tick` is at most 60s"));
+        return Err(Error::invalid(format!("`tick` must be at most {LONGEST_TICK:?} (got {tick:?})")));
     }
 
     let servers = Servers::new(hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect());
     if user.as_ref().is_some_and(|(user, _)| user.contains(':')) {
-        return Err(Error::invalid("the name of a user of ZooKeeper contains no colon"));
+        return Err(Error::invalid("a ZooKeeper user name must not contain a colon"));
     }
     let root = root(&path)?;
     let is_tls = scheme == "zks" || files.is_any();
@@ -109,16 +109,16 @@ fn root(path: &str) -> Result<String> {
         return Ok(DEFAULT_ROOT.to_owned());
     }
     if path.len() > LONGEST_ROOT {
-        return invalid(format!("has at most {LONGEST_ROOT} bytes"));
+        return invalid(format!("must have at most {LONGEST_ROOT} bytes"));
     }
     if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
-        return invalid("has a part that is empty, `.` or `..`".to_owned());
+        return invalid("must not have a part that is empty, `.` or `..`".to_owned());
     }
     if path.split('/').next() == Some("zookeeper") {
         return invalid("must not be `zookeeper`, which belongs to the server".to_owned());
     }
     if path.chars().any(|c| c.is_control() || c > '\u{d7ff}') {
-        return invalid("has characters that the server refuses".to_owned());
+        return invalid("must not have characters that the server refuses".to_owned());
     }
     Ok(path.to_owned())
 }

@@ -15,7 +15,9 @@ use crate::error::{Error, Result};
 pub fn parse_duration(name: &str, text: &str) -> Result<Duration> {
     match humantime::parse_duration(text) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err(Error::invalid(format!("`{name}` is a duration like `250ms`, `5s`, `10m` or `1h 30m`, not `{text}`"))),
+        _ => Err(Error::invalid(format!(
+            "`{name}` must be a duration longer than zero, such as `250ms`, `5s`, `10m` or `1h 30m` (got `{text}`)"
+        ))),
     }
 }
 
@@ -127,7 +129,7 @@ impl StoreUrl {
             return Ok(Some(choice));
         }
         let words: Vec<_> = choices.iter().map(|(word, _)| format!("`{word}`")).collect();
-        Err(Error::invalid(format!("`{name}` is {}, not `{text}`", words.join(" or "))))
+        Err(Error::invalid(format!("`{name}` must be one of {} (got `{text}`)", words.join(", "))))
     }
 
     /// A parameter as an error shows it: without its name, if that may be a part of a password, as in `pass=a&b` and
@@ -257,7 +259,8 @@ pub(super) fn within(name: &str, value: Duration, bounds: &RangeInclusive<Durati
     if bounds.contains(&value) {
         return Ok(());
     }
-    Err(Error::invalid(format!("`{name}` is {:?} to {:?}, not {value:?}", bounds.start(), bounds.end())))
+    let (least, most) = (bounds.start(), bounds.end());
+    Err(Error::invalid(format!("`{name}` must be between {least:?} and {most:?} (got {value:?})")))
 }
 
 /// A store with its article.
@@ -348,10 +351,10 @@ mod tests {
             read(&format!("store://host?{text}")).unwrap();
         }
         for (text, bounds) in [
-            ("timeout=9ms", "`timeout` is 10ms to 60s, not 9ms"),
-            ("timeout=61s", "`timeout` is 10ms to 60s, not 61s"),
-            ("retention=999ms", "`retention` is 1s to 31536000s, not 999ms"),
-            ("retention=366d", "`retention` is 1s to 31536000s, not 31622400s"),
+            ("timeout=9ms", "`timeout` must be between 10ms and 60s (got 9ms)"),
+            ("timeout=61s", "`timeout` must be between 10ms and 60s (got 61s)"),
+            ("retention=999ms", "`retention` must be between 1s and 31536000s (got 999ms)"),
+            ("retention=366d", "`retention` must be between 1s and 31536000s (got 31622400s)"),
         ] {
             assert_eq!(read(&format!("store://host?{text}")).unwrap_err().to_string(), bounds);
         }
@@ -366,7 +369,7 @@ mod tests {
                 "store://u:hunter2@host?tiemout=1s",
                 "`tiemout` in the URL of a store: there are `timeout`, `retention`, `mode`",
             ),
-            ("store://u:hunter2@host?mode=three", "`mode` is `one` or `two`, not `three`"),
+            ("store://u:hunter2@host?mode=three", "`mode` must be one of `one`, `two` (got `three`)"),
             ("store://u:hunter2@host?timeout=1s&timeout=2s", "`timeout` twice"),
             ("store:u:hunter2@host", "`//` is missing after `store:` in the URL of a store"),
             ("store://u:1/hunter2@host", "an `@` behind its host; in a password write `/` as `%2F`"),
