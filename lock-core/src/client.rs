@@ -154,7 +154,7 @@ impl LockClient {
         let call = call(keeper.backend().clone());
         let call = async move {
             let answer = before(timer(bound)?, call).await;
-            answer.unwrap_or_else(|| Err(Error::new(silence, format!("the store has not answered within {bound:?}"))))
+            answer.unwrap_or_else(|| Err(Error::new(silence, format!("the store did not reply within {bound:?}"))))
         };
         on_tokio(keeper.home(), call).await
     }

@@ -81,7 +81,7 @@ impl RenewReplies {
 
 impl Drop for RenewReplies {
     fn drop(&mut self) {
-        self.fail_rest(&Error::new(ErrorKind::Indeterminate, "the renewal ended without an answer"));
+        self.fail_rest(&Error::new(ErrorKind::Indeterminate, "the renewal ended without a reply"));
     }
 }
 

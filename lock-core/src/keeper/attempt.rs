@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::LeaseKeeper;
 use super::machines::disposal::{Ending, Why};
-use super::machines::wait_queue::no_answer;
+use super::machines::wait_queue::no_reply;
 use crate::backend::{AcquireOutcome, AcquireRequest, Claim, Delivery};
 use crate::error::{ErrorKind, Result};
 
@@ -27,7 +27,7 @@ struct Unsettled {
 impl Drop for Unsettled {
     fn drop(&mut self) {
         if self.open && self.sent {
-            self.keeper.settle(&self.attempt, Err(no_answer()));
+            self.keeper.settle(&self.attempt, Err(no_reply()));
         } else if self.open {
             self.keeper.not_sent(&self.attempt.request.claim);
         }

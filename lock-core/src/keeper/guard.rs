@@ -161,8 +161,8 @@ impl LockGuard {
         };
         let call = RunToEnd::new(keeper.home(), keeper.clone().end_now(self.lease.claim.clone(), ending), abandoned);
         before(timer, call).await.unwrap_or_else(|| {
-            let text = "the store has not answered; the release continues in the background, and the lease ends by its \
-                 ttl at the latest";
+            let text = "the store has not replied yet; the release continues in the background, and the lease ends by \
+                 its ttl at the latest";
             Err(Error::new(ErrorKind::Indeterminate, text).during("release", name, backend))
         })
     }

@@ -12,7 +12,7 @@ use super::attempt::Attempt;
 use super::guard::LockGuard;
 use super::machines::outputs::{Outputs, Wake};
 use super::machines::rules::Rules;
-use super::machines::wait_queue::{AcquireId, Joining, QueueNote, QueueOutput, WaitQueue, no_answer};
+use super::machines::wait_queue::{AcquireId, Joining, QueueNote, QueueOutput, WaitQueue, no_reply};
 use super::report::Report;
 use super::run::Target;
 use super::schedule::TaskId;
@@ -73,7 +73,7 @@ impl Ticket<'_> {
         match self.leave() {
             Some(error) => Err(error),
             // Not in the queue any more: the outcome was already on its way.
-            None => self.outcome.try_recv().unwrap_or_else(|_| Err(no_answer())),
+            None => self.outcome.try_recv().unwrap_or_else(|_| Err(no_reply())),
         }
     }
 

@@ -48,7 +48,7 @@ impl Reports {
                 }
                 Report::Queued { place } => tracing::debug!(%lock, place = place.get(), "queued"),
                 Report::AttemptFailed { error } => tracing::debug!(%lock, %error, "attempt failed"),
-                Report::RenewalUnanswered { failures } => tracing::warn!(%lock, failures, "renewal not answered"),
+                Report::RenewalUnanswered { failures } => tracing::warn!(%lock, failures, "no reply to a renewal"),
                 Report::RenewalFailed { error, failures } => {
                     tracing::warn!(%lock, %error, failures, "renewal failed");
                 }

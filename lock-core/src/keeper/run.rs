@@ -309,7 +309,7 @@ impl LeaseKeeper {
                 (left, unanswered)
             };
             if left == 0 {
-                let text = format!("the store did not answer the release of {unanswered} claims; their ttl is over");
+                let text = format!("the store did not reply to the release of {unanswered} claims; their ttl is over");
                 return Err(Error::new(ErrorKind::Indeterminate, text));
             }
             if tokio::time::timeout(self.call_bound() * 2, progress).await.is_err() {

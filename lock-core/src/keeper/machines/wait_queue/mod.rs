@@ -118,7 +118,7 @@ impl<T> WaitQueue<T> {
             Some(error) if in_doubt => error.clone().with_kind(ErrorKind::Indeterminate),
             Some(error) => error.clone(),
             None if is_known => held_by_another(),
-            None => no_answer(),
+            None => no_reply(),
         };
         if self.waiters.front().is_none() {
             self.withdraw(rules, out);
@@ -291,7 +291,7 @@ impl<T> WaitQueue<T> {
             Phase::Acquiring { .. } => {
                 self.doubt(now);
                 self.start_over(rules, now, out);
-                self.claim.last_error = Some(no_answer());
+                self.claim.last_error = Some(no_reply());
             }
             Phase::Queued { renewal: None } | Phase::Retrying if self.is_outdated(rules) => {
                 self.start_over(rules, now, out)
@@ -314,7 +314,7 @@ impl<T> WaitQueue<T> {
                 self.phase = Phase::Queued { renewal: None };
                 self.claim.delivery = Delivery::InDoubt;
                 out.push(QueueOutput::Note(QueueNote::RenewalFailed));
-                self.take_failure(rules, no_answer(), now, out);
+                self.take_failure(rules, no_reply(), now, out);
             }
             None => {
                 self.phase = Phase::Queued { renewal: Some(now) };
@@ -502,8 +502,8 @@ impl<T> WaitQueue<T> {
     }
 }
 
-pub(in crate::keeper) fn no_answer() -> Error {
-    Error::new(ErrorKind::Indeterminate, "the store has not answered within the wait")
+pub(in crate::keeper) fn no_reply() -> Error {
+    Error::new(ErrorKind::Indeterminate, "the store did not reply within the wait")
 }
 
 fn held_by_another() -> Error {
