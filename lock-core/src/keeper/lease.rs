@@ -46,7 +46,7 @@ impl LeaseKeeper {
     pub(super) fn note_loss(&self, reports: &mut Reports, lease: &Lease, loss: Loss) {
         self.counters.lost.add();
         self.counters.held.sub();
-        reports.warn(lease.claim.name(), Report::Lost { token: lease.token, reason: loss.reason });
+        reports.push(lease.claim.name(), Report::Lost { token: lease.token, reason: loss.reason });
         lease.ended.notify_waiters();
     }
 }

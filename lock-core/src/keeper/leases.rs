@@ -36,7 +36,7 @@ impl LeaseKeeper {
         self.counters.granted.add();
         self.counters.held.add();
         let granted = || Report::Granted { token, validity: valid_until.since(now) };
-        state.reports.debug(lease.claim.name(), granted);
+        state.reports.push_debug(lease.claim.name(), granted);
         lease
     }
 
@@ -99,11 +99,11 @@ impl LeaseKeeper {
             LeaseNote::Renewed => self.counters.renewed.add(),
             LeaseNote::RenewalError => self.counters.renewal_errors.add(),
             LeaseNote::RenewalFailed { error, failures } => {
-                state.reports.warn(claim.name(), Report::RenewalFailed { error, failures });
+                state.reports.push(claim.name(), Report::RenewalFailed { error, failures });
             }
             LeaseNote::RenewalUnanswered { failures } => {
                 self.counters.renewal_errors.add();
-                state.reports.warn(claim.name(), Report::RenewalUnanswered { failures });
+                state.reports.push(claim.name(), Report::RenewalUnanswered { failures });
             }
         }
     }

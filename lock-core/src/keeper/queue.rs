@@ -240,9 +240,9 @@ impl LeaseKeeper {
         match note {
             QueueNote::Queued(place) => {
                 self.counters.queued.add();
-                state.reports.debug(name, || Report::Queued { place });
+                state.reports.push_debug(name, || Report::Queued { place });
             }
-            QueueNote::AttemptFailed(error) => state.reports.debug(name, || Report::AttemptFailed { error }),
+            QueueNote::AttemptFailed(error) => state.reports.push_debug(name, || Report::AttemptFailed { error }),
             QueueNote::Renewed => self.counters.renewed.add(),
             QueueNote::RenewalFailed => self.counters.renewal_errors.add(),
             QueueNote::Confirmed(sent) => state.note_confirmation(sent),

@@ -28,14 +28,15 @@ pub(super) enum Report {
 pub(super) struct Reports(Vec<(LockName, Report)>);
 
 impl Reports {
-    /// An event for tracing a fault. It costs nothing if no subscriber wants it.
-    pub(super) fn debug(&mut self, lock: &LockName, report: impl FnOnce() -> Report) {
+    /// Keeps an event for tracing a fault. It costs nothing if no subscriber wants it.
+    pub(super) fn push_debug(&mut self, lock: &LockName, report: impl FnOnce() -> Report) {
         if LevelFilter::current() >= LevelFilter::DEBUG {
-            self.warn(lock, report());
+            self.push(lock, report());
         }
     }
 
-    pub(super) fn warn(&mut self, lock: &LockName, report: Report) {
+    /// Keeps an event that every subscriber may want. [`emit`](Self::emit) knows its level.
+    pub(super) fn push(&mut self, lock: &LockName, report: Report) {
         self.0.push((lock.clone(), report));
     }
 

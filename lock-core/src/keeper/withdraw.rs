@@ -58,7 +58,7 @@ impl LeaseKeeper {
             self.wake_at(state, id, wake);
             return Some((claim, ending));
         }
-        state.reports.warn(claim.name(), Report::WithdrawGivenUp);
+        state.reports.push(claim.name(), Report::WithdrawGivenUp);
         state.unanswered += 1;
         self.withdrawal_done(state, id);
         None
@@ -114,7 +114,7 @@ impl LeaseKeeper {
                 Err(error) => {
                     let wake = machine.handle_failure(&error, self.now());
                     self.wake_at(state, id, wake);
-                    state.reports.debug(claim.name(), || Report::WithdrawFailed { error });
+                    state.reports.push_debug(claim.name(), || Report::WithdrawFailed { error });
                 }
             }
         });
@@ -129,7 +129,7 @@ impl LeaseKeeper {
         } else {
             state.lost_releases.unclear += 1;
         }
-        state.reports.warn(claim.name(), Report::ReleasedTooLate { is_certain });
+        state.reports.push(claim.name(), Report::ReleasedTooLate { is_certain });
     }
 
     /// Whether the store shows that the grant with this token is the last one and was not broken. A store that keeps
