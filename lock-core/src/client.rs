@@ -265,9 +265,9 @@ impl LockClientBuilder {
     /// Builds the client and starts its keeper. It sends nothing.
     ///
     /// # Errors
-    /// `InvalidInput` for a margin or label out of bounds, a backend whose call bound is longer than an hour, or a
-    /// keeper on the current runtime where there is none, or one without timers; `Unavailable` when the system cannot
-    /// start a thread.
+    /// `InvalidInput` for a margin or label out of bounds, a backend whose call bound is longer than an hour, or
+    /// [`KeeperRuntime::CurrentRuntime`] outside a tokio runtime or in one without timers; `Unavailable` when the
+    /// system cannot start a thread.
     pub fn build(self) -> Result<LockClient> {
         if !(1..=50).contains(&self.margin_percent) {
             let percent = self.margin_percent;

@@ -140,7 +140,7 @@ impl LeaseKeeper {
             }
             KeeperRuntime::CurrentRuntime => {
                 let runtime = tokio::runtime::Handle::try_current().map_err(|error| {
-                    Error::invalid("a keeper on the current runtime needs one: build the client inside tokio")
+                    Error::invalid("`KeeperRuntime::CurrentRuntime` needs a tokio runtime: call `build` inside one")
                         .with_source(error)
                 })?;
                 require_timers()?;
