@@ -96,8 +96,9 @@ pub(crate) fn build(metadata: &Metadata, selection: &[String]) -> Result<Vec<Pro
             "lib".to_owned()
         };
         let mut members = metadata.workspace_packages().into_iter();
-        let package =
-            members.find(|package| package.id == artifact.package_id).context("cargo built a stranger")?.clone();
+        let id = artifact.package_id;
+        let package = members.find(|package| package.id == id);
+        let package = package.with_context(|| format!("cargo built {id}, which is not in this workspace"))?.clone();
         programs.push(Program { package, target, kind, path: path.into() });
     }
     Ok(programs)
