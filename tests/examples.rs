@@ -17,7 +17,7 @@ fn run_all(url: &str, own: Option<&str>) {
 
 #[test]
 fn on_etcd() {
-    let server = EtcdSettings::new().start().expect("an etcd");
+    let server = EtcdSettings::new().start().expect("an etcd server");
     run_all(&format!("etcd://{}", server.addr()), Some("fenced_etcd"));
 }
 
@@ -42,6 +42,6 @@ fn on_sqlite() {
 
 #[test]
 fn on_zookeeper() {
-    let server = ZooKeeperSettings::new().start().expect("a ZooKeeper");
+    let server = ZooKeeperSettings::new().start().expect("a ZooKeeper server");
     run_all(&format!("zk://{}", server.addr()), Some("fenced_zk"));
 }

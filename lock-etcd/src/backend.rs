@@ -48,8 +48,8 @@ impl EtcdBackend {
         let backend = Self::connect_lazy(url)?;
         leasehold_core::backend::kit::require_timers()?;
         let (inner, until) = (&backend.inner, backend.inner.shared.until());
-        // Whatever listens there accepts a connection. A reply to a read proves that it is an etcd that serves this
-        // user. Any reply will do, so its age does not matter.
+        // Whatever listens there accepts a connection. A reply to a read proves that it is an etcd server that serves
+        // this user. Any reply will do, so its age does not matter.
         let prefix = inner.shared.keys.names_with("").unwrap_or_default();
         let options = GetOptions::new().with_range(range_end(&prefix)).with_keys_only().with_limit(1);
         let connections = inner.caller()?;

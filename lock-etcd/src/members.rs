@@ -31,7 +31,7 @@ impl Member {
     pub(crate) fn new(host: &str, port: u16, tls: Option<&TlsFiles>) -> Result<Self> {
         let address = format!("{host}:{port}");
         let scheme = if tls.is_some() { "https" } else { "http" };
-        let invalid = |error| Error::invalid("a host in the URL of an etcd cannot be used").with_source(error);
+        let invalid = |error| Error::invalid("a host in the etcd URL cannot be used").with_source(error);
         let endpoint = Endpoint::from_shared(format!("{scheme}://{address}")).map_err(invalid)?;
         let endpoint = match tls {
             Some(files) => encrypted(endpoint, files)?,
@@ -73,6 +73,6 @@ fn encrypted(endpoint: Endpoint, files: &TlsFiles) -> Result<Endpoint> {
     if let Some((cert, key)) = pem.identity {
         config = config.identity(Identity::from_pem(cert, key));
     }
-    let invalid = |error| Error::invalid("the files in the URL of an etcd are not valid PEM").with_source(error);
+    let invalid = |error| Error::invalid("the files in the etcd URL are not valid PEM").with_source(error);
     endpoint.tls_config(config).map_err(invalid)
 }

@@ -64,9 +64,7 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
     let members = hosts.iter().map(|(host, port)| Member::new(host, *port, tls.as_ref())).collect::<Result<_>>()?;
     let prefix = if prefix.is_empty() { DEFAULT_PREFIX.to_owned() } else { prefix };
     if prefix.len() > LONGEST_PREFIX {
-        return Err(Error::invalid(format!(
-            "the prefix in the URL of an etcd must have at most {LONGEST_PREFIX} bytes"
-        )));
+        return Err(Error::invalid(format!("the prefix in the etcd URL must have at most {LONGEST_PREFIX} bytes")));
     }
     Ok((Target { members, user }, Settings { timeout, connect_timeout, prefix }))
 }
@@ -107,10 +105,10 @@ mod tests {
         let long = format!("etcd://u:hunter2@localhost/{}", "x".repeat(LONGEST_PREFIX + 1));
         for (url, hint) in [
             ("http://localhost", "etcd://"),
-            ("etcd://", "names a host"),
+            ("etcd://", "must name a host"),
             ("etcd://u:hunter2@one,,two", "empty host"),
             ("etcd://u:hunter2@one,two:x", "host:port"),
-            ("etcd://u:hunter2@localhost?tiemout=1s", "in the URL of an etcd: there are `timeout`"),
+            ("etcd://u:hunter2@localhost?tiemout=1s", "in the etcd URL: use one of `timeout`"),
             ("etcd://u:hunter2@localhost?timeout=2m", "60s"),
             ("etcd://u:hunter2@localhost/%ff", "UTF-8"),
             (&*long, "256 bytes"),

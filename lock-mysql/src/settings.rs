@@ -157,18 +157,18 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
 
     let host = url.host_str().filter(|host| !host.is_empty());
     let host =
-        host.ok_or_else(|| Error::invalid("the URL of MySQL must name a host, as in mysql://user@host/database"))?;
+        host.ok_or_else(|| Error::invalid("the MySQL URL must name a host, as in mysql://user@host/database"))?;
     // Brackets belong to the URL, not to the address.
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let database = decoded(url.path().trim_start_matches('/'), STORE)?;
     if database.is_empty() || database.contains('/') {
-        return Err(Error::invalid("the URL of MySQL must name one database, as in mysql://user@host/database"));
+        return Err(Error::invalid("the MySQL URL must name one database, as in mysql://user@host/database"));
     }
     let port = url.port().unwrap_or(PORT);
     // The client would log in as root. mysql(1) takes the user of the system, which differs between cron and a
     // terminal.
     if url.username().is_empty() {
-        return Err(Error::invalid("the URL of MySQL must name a user, as in mysql://user@host/database"));
+        return Err(Error::invalid("the MySQL URL must name a user, as in mysql://user@host/database"));
     }
     let options = MySqlConnectOptions::new().host(host).port(port).database(&database);
     let mut options = options.username(&decoded(url.username(), STORE)?);

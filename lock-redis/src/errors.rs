@@ -179,7 +179,7 @@ pub(crate) fn not_connected(failure: Failure, address: &str) -> Error {
         Failure::ErrorReply(text) => refused(&text).without_effect(),
         Failure::UnexpectedReply => Error::new(
             ErrorKind::Unsupported,
-            format!("the server at {address} is not a Redis: its replies cannot be read"),
+            format!("the server at {address} is not a Redis server: its replies cannot be read"),
         ),
     }
 }

@@ -87,7 +87,7 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, TlsFiles, Settings)
     let mut url = StoreUrl::parse(text, "Redis", SCHEMES)?;
     if url.url().fragment().is_some() {
         return Err(Error::invalid(
-            "the URL of a Redis cannot contain `#…`: write `%23` for a `#` in a user or password, and name a private \
+            "the Redis URL must not contain `#`: write it as `%23` in a user or password, and name a private \
              certificate authority with `ca=file.pem`",
         ));
     }
@@ -113,7 +113,7 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, TlsFiles, Settings)
     }
     let info = url.into_connection_info().map_err(|why| {
         let detail = why.detail().map(|detail| format!(": {detail}")).unwrap_or_default();
-        Error::invalid(format!("the URL of a Redis cannot be used{detail}")).with_source(why)
+        Error::invalid(format!("the Redis URL cannot be used{detail}")).with_source(why)
     })?;
     Ok((client(info, &tls)?, tls, settings.check()?))
 }
@@ -131,7 +131,8 @@ pub(crate) async fn reload(client: &redis::Client, files: &TlsFiles) -> redis::C
 }
 
 pub(crate) fn open(info: redis::ConnectionInfo) -> Result<redis::Client> {
-    redis::Client::open(info).map_err(|why| Error::invalid("the address of a Redis cannot be used").with_source(why))
+    redis::Client::open(info)
+        .map_err(|why| Error::invalid("the address of the Redis server cannot be used").with_source(why))
 }
 
 /// Returns the same client with the connection settings that a lock needs.

@@ -58,15 +58,12 @@ pub(crate) enum Location {
 
 /// Parses a URL.
 pub(crate) fn parse_url(text: &str) -> Result<(Location, Settings)> {
-    let not_absolute = || {
-        Error::invalid(
-            "the URL of a SQLite file needs an absolute path and therefore three slashes: `sqlite:///path/locks.db`",
-        )
-    };
+    let not_absolute =
+        || Error::invalid("the SQLite URL needs an absolute path, and so three slashes: `sqlite:///path/locks.db`");
     if text.strip_prefix("sqlite:").is_some_and(|rest| !rest.starts_with("//")) {
         return Err(not_absolute());
     }
-    let mut url = StoreUrl::parse(text, "SQLite file", SCHEMES)?;
+    let mut url = StoreUrl::parse(text, "SQLite", SCHEMES)?;
     if url.url().host_str().is_some_and(|host| !host.is_empty()) {
         return Err(not_absolute());
     }

@@ -104,7 +104,7 @@ pub(crate) fn parse_url(text: &str) -> Result<(Target, Settings)> {
 
 /// The path of the root.
 fn root(path: &str) -> Result<String> {
-    let invalid = |text: String| Err(Error::invalid(format!("the root in the URL of a ZooKeeper {text}")));
+    let invalid = |text: String| Err(Error::invalid(format!("the root in the ZooKeeper URL {text}")));
     if path.is_empty() {
         return Ok(DEFAULT_ROOT.to_owned());
     }
@@ -189,7 +189,7 @@ mod tests {
         let long = format!("zk://u:hunter2@localhost/{}", "x".repeat(LONGEST_ROOT + 1));
         for (url, hint) in [
             ("http://localhost", "zk://"),
-            ("zk://", "names a host"),
+            ("zk://", "must name a host"),
             ("zk://u:hunter2@one,,two", "empty host"),
             ("zk://u:hunter2@one,two:x", "host:port"),
             ("zk://u:hunter2@localhost?tiemout=1s", "`timeout`"),

@@ -247,7 +247,7 @@ impl Store {
 
     /// Runs statements as the administrator of a MySQL server.
     pub(crate) fn administer(&self, statements: &str) {
-        let Kind::MySql(server, _) = &self.kind else { panic!("only a MySQL runs these statements") };
+        let Kind::MySql(server, _) = &self.kind else { panic!("only a MySQL server runs these statements") };
         server.borrow().query(statements).unwrap();
     }
 
@@ -255,7 +255,7 @@ impl Store {
     pub(crate) fn stop_server(&self) {
         match &self.kind {
             Kind::Redis(server) => server.borrow_mut().kill().unwrap(),
-            _ => panic!("only a Redis is stopped"),
+            _ => panic!("only a Redis server is stopped"),
         }
     }
 
@@ -263,7 +263,7 @@ impl Store {
     pub(crate) fn start_server(&self) {
         match &self.kind {
             Kind::Redis(server) => server.borrow_mut().start_again(Data::Lost).unwrap(),
-            _ => panic!("only a Redis is started"),
+            _ => panic!("only a Redis server is started"),
         }
     }
 
@@ -324,7 +324,7 @@ impl Store {
 
     /// The URL of a user with exactly these rules.
     pub(crate) fn user(&self, rules: &str) -> String {
-        let Kind::Redis(server) = &self.kind else { panic!("only a Redis has users") };
+        let Kind::Redis(server) = &self.kind else { panic!("only a Redis server has users") };
         let rules: Vec<&str> =
             ["ACL", "SETUSER", "ann", "reset", "on", ">secret"].into_iter().chain(rules.split(' ')).collect();
         server.borrow().command(&rules).unwrap();

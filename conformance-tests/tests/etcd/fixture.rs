@@ -85,7 +85,7 @@ impl<D: Servers<Server = EtcdServer, Side = EtcdSide>> Store for Etcd<D> {
             ServerFault::Restore => side().disarm().and_then(|()| permit(side())),
             ServerFault::Start(Data::Lost) => {
                 return Err(Unsupported::by_nature(
-                    "an etcd without its data is another cluster, whose revisions begin again",
+                    "an etcd server without its data is another cluster, whose revisions begin again",
                 ));
             }
             ServerFault::ReadOnly => return Err(Unsupported::by_nature("a member forwards writes to its leader")),

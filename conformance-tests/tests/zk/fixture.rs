@@ -172,7 +172,7 @@ impl<D: Reusable> Store for Zk<D> {
             ServerFault::Restore => limit(side(), None).and_then(|()| permit(side(), USER)),
             ServerFault::Start(Data::Lost) => {
                 return Err(Unsupported::by_nature(
-                    "a ZooKeeper without its data is another one, whose transactions begin again",
+                    "a ZooKeeper server without its data is another one, whose transactions begin again",
                 ));
             }
             ServerFault::ReadOnly => return Err(Unsupported::by_nature("a server forwards writes to its leader")),

@@ -5,7 +5,7 @@ use std::fmt;
 use url::Url;
 
 use super::StoreUrl;
-use super::store_url::{a, decoded};
+use super::store_url::decoded;
 use crate::error::{Error, Result};
 
 /// A URL of several hosts, `scheme://user:password@host1:1,host2:2/path?…`.
@@ -53,11 +53,9 @@ impl ClusterUrl {
     /// cannot be read, and for a user, password or path that is not UTF-8.
     pub fn finish(self, port: u16, example: &str) -> Result<Cluster> {
         let (store, url) = (self.store, self.url.finish()?);
-        let no_host = || Error::invalid(format!("the URL of {} names a host, as in {example}", a(store)));
-        let unreadable = || {
-            let text = "cannot be read: write them as host:port,host:port";
-            Error::invalid(format!("a host in the URL of {} {text}", a(store)))
-        };
+        let no_host = || Error::invalid(format!("the {store} URL must name a host, as in {example}"));
+        let unreadable =
+            || Error::invalid(format!("a host in the {store} URL cannot be read: write hosts as host:port,host:port"));
         let host = url.host_str().filter(|host| !host.is_empty());
         let mut hosts = vec![(host.ok_or_else(no_host)?.to_owned(), url.port().unwrap_or(port))];
         for other in self.others {
@@ -104,11 +102,11 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_refused_without_the_password() {
         for (text, hint) in [
-            ("store://", "the URL of a store names a host, as in store://host:7/path"),
+            ("store://", "the store URL must name a host, as in store://host:7/path"),
             ("store://u:hunter2@one,,two", "empty host"),
-            ("store://u:hunter2@one,two:x", "a host in the URL of a store cannot be read"),
+            ("store://u:hunter2@one,two:x", "a host in the store URL cannot be read"),
             ("store://u:hunter2@one?y=1", "unknown parameter `y`"),
-            ("store://u:hunter2@one/%ff", "the URL of a store has a part that is not UTF-8"),
+            ("store://u:hunter2@one/%ff", "the store URL has a part that is not UTF-8"),
         ] {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(hint) && !error.contains("hunter2"), "{text}: {error}");

@@ -21,13 +21,13 @@ pub fn parse_duration(name: &str, text: &str) -> Result<Duration> {
     }
 }
 
-/// Decodes the percent-encoding of a part of a URL of a `store`.
+/// Decodes the percent-encoding of a part of the URL of a `store`.
 ///
 /// # Errors
 /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if it is not UTF-8.
 pub fn decoded(part: &str, store: &str) -> Result<String> {
     let decoded = percent_encoding::percent_decode_str(part).decode_utf8();
-    decoded.map(Into::into).map_err(|_| Error::invalid(format!("the URL of {} has a part that is not UTF-8", a(store))))
+    decoded.map(Into::into).map_err(|_| Error::invalid(format!("the {store} URL has a part that is not UTF-8")))
 }
 
 /// A URL whose parameters are taken one by one. No error shows a user, a password or a host.
@@ -40,24 +40,24 @@ pub struct StoreUrl {
 }
 
 impl StoreUrl {
-    /// Reads a URL of a `store` (`Redis`, `SQLite file`), with one of these schemes (`redis://`).
+    /// Reads a URL of a `store` (`Redis`, `SQLite`), with one of these schemes (`redis://`).
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, another scheme, a parameter that is given
-    /// twice, and an `@` behind the host.
+    /// twice, and an `@` after the host.
     pub fn parse(text: &str, store: &'static str, schemes: &[&str]) -> Result<Self> {
         let url = Url::parse(text).map_err(|why| {
             let hint = if text.contains('@') { format!("; {ENCODE}") } else { String::new() };
-            Error::invalid(format!("the URL of {} cannot be read: {why}{hint}", a(store)))
+            Error::invalid(format!("the {store} URL cannot be read: {why}{hint}"))
         })?;
         let scheme = url.scheme();
         if !schemes.iter().any(|known| known.strip_suffix("://") == Some(scheme)) {
-            let text = format!("`{scheme}://` is not a URL of {}: there are {}", a(store), schemes.join(", "));
-            return Err(Error::invalid(text));
+            let known = schemes.join(" or ");
+            return Err(Error::invalid(format!("the {store} URL must begin with {known} (got {scheme}://)")));
         }
         // `mysql:user:password@host` is a URL with a path. Errors show paths.
         if !text.split_once(':').is_some_and(|(_, rest)| rest.starts_with("//")) {
-            return Err(Error::invalid(format!("`//` is missing after `{scheme}:` in the URL of {}", a(store))));
+            return Err(Error::invalid(format!("`//` is missing after `{scheme}:` in the {store} URL")));
         }
         // The `/` in `mysql://user:1/2@host/database` ends the host, and the rest of the password is a path. A file has
         // no password.
@@ -65,12 +65,12 @@ impl StoreUrl {
         if url.host_str().is_some_and(|host| !host.is_empty())
             && parts.into_iter().flatten().any(|part| part.contains('@'))
         {
-            return Err(Error::invalid(format!("the URL of {} has an `@` behind its host; {ENCODE}", a(store))));
+            return Err(Error::invalid(format!("the {store} URL has an `@` after its host; {ENCODE}")));
         }
         let mut parsed = Self { url, store, parameters: Vec::new(), known: Vec::new() };
         for (name, value) in parsed.url.query_pairs() {
             if parsed.parameters.iter().any(|(other, _)| *other == name) {
-                return Err(Error::invalid(format!("the URL of {} gives {} twice", a(store), parsed.shown(&name))));
+                return Err(Error::invalid(format!("the {store} URL has {} twice", parsed.shown(&name))));
             }
             parsed.parameters.push((name.into_owned(), value.into_owned()));
         }
@@ -94,7 +94,7 @@ impl StoreUrl {
         let first = hosts.next().unwrap_or_default();
         let others: Vec<_> = hosts.map(str::to_owned).collect();
         if others.iter().any(String::is_empty) {
-            return Err(Error::invalid(format!("the URL of {} names an empty host", a(store))));
+            return Err(Error::invalid(format!("the {store} URL has an empty host")));
         }
         Ok((format!("{scheme}://{user}{first}{tail}"), others))
     }
@@ -152,10 +152,10 @@ impl StoreUrl {
         if let Some((unknown, _)) = self.parameters.first() {
             let known: Vec<_> = self.known.iter().map(|name| format!("`{name}`")).collect();
             let (unknown, known) = (self.shown(unknown), known.join(", "));
-            return Err(Error::invalid(format!("unknown {unknown} in the URL of {}: there are {known}", a(store))));
+            return Err(Error::invalid(format!("unknown {unknown} in the {store} URL: use one of {known}")));
         }
         if self.url.fragment().is_some() {
-            return Err(Error::invalid(format!("the URL of {} has no `#…`; a `#` in it is written `%23`", a(store))));
+            return Err(Error::invalid(format!("the {store} URL must not contain `#`: write it as `%23`")));
         }
         self.url.set_query(None);
         Ok(self.url)
@@ -163,8 +163,8 @@ impl StoreUrl {
 }
 
 /// How to write a password in a URL.
-const ENCODE: &str =
-    "in a password write `/` as `%2F`, `?` as `%3F`, `#` as `%23` and `@` as `%40`, and behind the host `@` as `%40`";
+const ENCODE: &str = "in a password, write `/` as `%2F`, `?` as `%3F`, `#` as `%23` and `@` as `%40`; after the host, \
+     write `@` as `%40`";
 
 /// Whether a parameter of this name may have a password as its value.
 fn is_secret(name: &str) -> bool {
@@ -263,12 +263,6 @@ pub(super) fn within(name: &str, value: Duration, bounds: &RangeInclusive<Durati
     Err(Error::invalid(format!("`{name}` must be between {least:?} and {most:?} (got {value:?})")))
 }
 
-/// A store with its article.
-pub(super) fn a(store: &str) -> String {
-    let article = if store.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
-    format!("{article} {store}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -364,20 +358,20 @@ mod tests {
     fn what_is_wrong_is_named_and_no_secret_is_shown() {
         for (url, hint) in [
             ("store", "cannot be read"),
-            ("http://u:hunter2@host", "there are store://, stores://"),
+            ("http://u:hunter2@host", "must begin with store:// or stores:// (got http://)"),
             (
                 "store://u:hunter2@host?tiemout=1s",
-                "`tiemout` in the URL of a store: there are `timeout`, `retention`, `mode`",
+                "`tiemout` in the store URL: use one of `timeout`, `retention`, `mode`",
             ),
             ("store://u:hunter2@host?mode=three", "`mode` must be one of `one`, `two` (got `three`)"),
             ("store://u:hunter2@host?timeout=1s&timeout=2s", "`timeout` twice"),
-            ("store:u:hunter2@host", "`//` is missing after `store:` in the URL of a store"),
-            ("store://u:1/hunter2@host", "an `@` behind its host; in a password write `/` as `%2F`"),
-            ("store://u:1?hunter2@host", "an `@` behind its host"),
-            ("store://u:1#hunter2@host", "an `@` behind its host"),
-            ("store://u:x#hunter2@host", "invalid port number; in a password write"),
-            ("store://host?pass=a&hunter2", "unknown parameter in the URL of a store: there are `timeout`"),
-            ("store://host?pass=a&hunter2&hunter2", "gives parameter twice"),
+            ("store:u:hunter2@host", "`//` is missing after `store:` in the store URL"),
+            ("store://u:1/hunter2@host", "an `@` after its host; in a password, write `/` as `%2F`"),
+            ("store://u:1?hunter2@host", "an `@` after its host"),
+            ("store://u:1#hunter2@host", "an `@` after its host"),
+            ("store://u:x#hunter2@host", "invalid port number; in a password, write"),
+            ("store://host?pass=a&hunter2", "unknown parameter in the store URL: use one of `timeout`"),
+            ("store://host?pass=a&hunter2&hunter2", "has parameter twice"),
             ("store://u:hunter2@host?timeout=5", "`250ms`"),
             ("store://u:hunter2@host#part", "%23"),
         ] {
