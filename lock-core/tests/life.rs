@@ -6,12 +6,8 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::{
-    AcquireOutcome, AcquireRequest, Admin, Capabilities, CoreHandle, LockBackend, ReleaseOutcome, ReleaseRequest,
-    RenewReplies, RenewRequest, WatchNames,
-};
 use leasehold_core::memory::{MemoryBackend, MemoryStore};
-use leasehold_core::{ErrorKind, HolderId, KeeperRuntime, LockClient, LockName, LossReason, Result};
+use leasehold_core::{ErrorKind, HolderId, KeeperRuntime, LockClient, LockName, LossReason};
 use support::eventually;
 
 const MS: Duration = Duration::from_millis(1);
@@ -183,48 +179,6 @@ async fn an_operator_lists_and_breaks() {
     assert_eq!(two.break_lock("team/b", token).await.unwrap(), None);
     assert!(two.lock("team/b").acquire().await.unwrap().fencing_token() > raised);
     assert_eq!(guard.lost().await.reason, LossReason::Gone);
-}
-
-/// A backend whose calls have practically no bound.
-struct Endless(MemoryBackend);
-
-#[async_trait::async_trait]
-impl LockBackend for Endless {
-    fn attach(&self, core: CoreHandle) {
-        self.0.attach(core);
-    }
-
-    async fn acquire(&self, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        self.0.acquire(request).await
-    }
-
-    async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
-        self.0.renew(requests, replies).await;
-    }
-
-    async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
-        self.0.release(request).await
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        let mut it = self.0.capabilities();
-        it.call_bound = Duration::MAX;
-        it
-    }
-
-    fn admin(&self) -> Option<&dyn Admin> {
-        self.0.admin()
-    }
-
-    fn watch_names(&self) -> Option<&dyn WatchNames> {
-        self.0.watch_names()
-    }
-}
-
-#[tokio::test]
-async fn an_endless_call_bound_is_refused() {
-    let built = LockClient::builder(Endless(MemoryBackend::new(&MemoryStore::default()))).build();
-    assert_eq!(built.map(|_| ()).unwrap_err().kind(), ErrorKind::InvalidInput);
 }
 
 /// A keeper on the runtime that its client was built on renews nothing once that runtime has shut down.

@@ -86,9 +86,14 @@ fn every_bound_of_a_client_is_inclusive() {
         let built = builder().margin_percent(percent).label("x".repeat(label)).build();
         assert_eq!(kind(built), expected, "{percent} %, {label} bytes");
     }
-    for (bound, expected) in [(3600, None), (3601, Some(ErrorKind::InvalidInput))] {
-        let slow = Slow { call_bound: Duration::from_secs(bound), ..Slow::default() };
-        assert_eq!(kind(LockClient::builder(slow).build()), expected, "{bound} s");
+    let hour = Duration::from_secs(3600);
+    for (call_bound, expected) in [
+        (hour, None),
+        (hour + Duration::from_secs(1), Some(ErrorKind::InvalidInput)),
+        (Duration::MAX, Some(ErrorKind::InvalidInput)),
+    ] {
+        let slow = Slow { call_bound, ..Slow::default() };
+        assert_eq!(kind(LockClient::builder(slow).build()), expected, "{call_bound:?}");
     }
 }
 
