@@ -4,8 +4,8 @@ use leasehold::admin::{Check, Listed, Listing};
 use leasehold::backend::{Capabilities, Claim, CoreHandle, Event, LockBackend, RenewReplies, Stamp, SystemClock};
 use leasehold::memory::{MemoryBackend, MemoryStore};
 use leasehold::{
-    Error, FencingToken, HolderId, HolderInfo, KeeperRuntime, LeaseKeeper, Lock, LockClient, LockClientBuilder,
-    LockGuard, LockInfo, LockName, Loss, Stats,
+    Error, FencingToken, HolderId, HolderInfo, KeeperRuntime, Lock, LockClient, LockClientBuilder, LockGuard, LockInfo,
+    LockName, Loss, Stats,
 };
 
 const fn moves<T: Send + Sync + Unpin + 'static>() {}
@@ -18,7 +18,6 @@ const _: () = {
     moves::<LockClientBuilder>();
     moves::<Lock>();
     moves::<LockGuard>();
-    moves::<LeaseKeeper>();
     moves::<KeeperRuntime>();
     moves::<LockName>();
     moves::<LockInfo>();

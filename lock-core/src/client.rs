@@ -164,11 +164,6 @@ impl LockClient {
         self.keeper.capabilities().clone()
     }
 
-    /// The lease keeper of this client.
-    pub fn keeper(&self) -> &LeaseKeeper {
-        &self.keeper
-    }
-
     /// Counters and gauges.
     pub fn stats(&self) -> Stats {
         self.keeper.stats()

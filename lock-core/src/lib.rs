@@ -14,8 +14,8 @@
 //!
 //! # Overview
 //! A [`LockClient`] combines a [`LockBackend`](backend::LockBackend) with defaults. [`LockClient::lock`] returns a
-//! [`Lock`] by name, and acquiring it returns a [`LockGuard`]. The [`LeaseKeeper`] renews the lease of each guard and
-//! reports a [`Loss`]. [`MemoryBackend`](memory::MemoryBackend) is the backend for the tests of programs, and the
+//! [`Lock`] by name, and acquiring it returns a [`LockGuard`]. The client's lease keeper renews the lease of each guard
+//! and reports a [`Loss`]. [`MemoryBackend`](memory::MemoryBackend) is the backend for the tests of programs, and the
 //! reference for every other backend.
 //!
 //! ```
@@ -38,6 +38,11 @@
 //! to another client. This holds as long as the store keeps what it acknowledged, and neither clock gains more than the
 //! margin on the other. [`Clock`](backend::Clock) says which clock of the system the holder reads. Every instant in
 //! this crate is a [`Stamp`](backend::Stamp) of that clock. No wall clock is read.
+//!
+//! # Renewal
+//! The lease keeper renews each lease, and each place in a queue, at a third of its ttl. It retries a renewal that
+//! failed, with growing pauses, until the validity ends, and then notifies the holder. A renewal without a reply within
+//! the backend's call bound has failed. One slow, failing or panicking renewal harms no other lease.
 //!
 //! # Runtimes
 //! The futures of this crate run on any executor. On tokio, a call runs on the caller's runtime. That runtime needs
@@ -80,7 +85,7 @@ pub use holder_id::HolderId;
 pub use holder_info::HolderInfo;
 #[doc(hidden)]
 pub use keeper::machines;
-pub use keeper::{KeeperRuntime, LeaseKeeper, LockGuard};
+pub use keeper::{KeeperRuntime, LockGuard};
 pub use lock::Lock;
 pub use lock_info::{LeaseInfo, LockInfo};
 pub use loss::{Loss, LossReason};

@@ -59,7 +59,7 @@ use crate::token::OwnerToken;
 ///   within the bound of a call has failed.
 /// - It runs on a thread of its own by default, with a runtime of its own, so that it continues while the
 ///   user's executor is starved and after it was shut down.
-pub struct LeaseKeeper {
+pub(crate) struct LeaseKeeper {
     backend: Arc<dyn LockBackend>,
     capabilities: Capabilities,
     clock: Arc<dyn Clock>,
@@ -202,7 +202,7 @@ impl LeaseKeeper {
     }
 
     /// Counters and gauges.
-    pub fn stats(&self) -> Stats {
+    pub(crate) fn stats(&self) -> Stats {
         let waiting: usize = {
             let state = lock(&self.state);
             state.queues.values().map(Queue::waiting).sum()
