@@ -11,7 +11,7 @@ use crate::errors::Failure;
 use crate::link::Link;
 use crate::nodes::{is_lock, parse_all, read_data};
 use crate::order::Child;
-use crate::queue::{Shown, delete, next_after, shown};
+use crate::queue::{Shown, delete, delete_both, next_after, shown};
 
 /// A listing takes at most this many call bounds.
 const LIST_BOUNDS: u32 = 9;
@@ -74,16 +74,22 @@ impl ZkBackend {
             return Ok(None);
         }
         let raised = token.get() + 1;
+        let path = |node: &Child| format!("{lock}/{}", node.name);
+        let first = path(&holder.first);
         // The claim behind it must get a token above the raised one. Its client requests another place.
         if let Some(next) = next(&link, &lock, &holder.first, until).await.map_err(Failure::not_sent)? {
-            let path = format!("{lock}/{}", next.name);
-            let stat = link.call(|client| client.check_stat(&path), until).await.map_err(Failure::not_sent)?;
-            if stat.is_some_and(|stat| stat.czxid.unsigned_abs() == raised) {
-                delete(&link, &path, until).await?;
+            let next = path(&next);
+            let stat = link.call(|client| client.check_stat(&next), until).await.map_err(Failure::not_sent)?;
+            // In one transaction: if the holder released between two, the first of them would end the lease of the
+            // claim behind it, which nobody has inspected.
+            if stat.is_some_and(|stat| stat.czxid.unsigned_abs() == raised)
+                && delete_both(&link, &first, &next, until).await?
+            {
+                return Ok(Some(FencingToken::new(raised)));
             }
         }
-        let deleted = delete(&link, &format!("{lock}/{}", holder.first.name), until).await?;
-        Ok(deleted.then(|| FencingToken::new(raised)))
+        let is_deleted = delete(&link, &first, until).await?;
+        Ok(is_deleted.then(|| FencingToken::new(raised)))
     }
 }
 

@@ -134,6 +134,20 @@ pub(crate) async fn delete(link: &Link, path: &str, until: Instant) -> Result<bo
     was_there(link.call(|client| client.delete(path, None), until).await)
 }
 
+/// Deletes two nodes, or none if one of them is not there. Returns whether both were there.
+pub(crate) async fn delete_both(link: &Link, one: &str, other: &str, until: Instant) -> Result<bool, Failure> {
+    let deleted = link.call(
+        |client| {
+            let mut multi = client.new_multi_writer();
+            let added = multi.add_delete(one, None).and_then(|()| multi.add_delete(other, None));
+            let committed = added.map(|()| multi.commit());
+            async move { Ok(committed?.await?) }
+        },
+        until,
+    );
+    was_there(deleted.await.map(drop))
+}
+
 fn was_there(deleted: Result<(), Failure>) -> Result<bool, Failure> {
     match deleted {
         Ok(()) => Ok(true),

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use leasehold::zk::ZkBackend;
 use leasehold_conformance::{DEADLINE, Data, Direct, Fixture, PathFault, Route, run};
-use leasehold_core::backend::AcquireOutcome;
-use leasehold_core::{KeeperRuntime, LockClient};
-use leasehold_test_servers::{ZooKeeperServer, ZooKeeperSettings};
+use leasehold_core::backend::{AcquireOutcome, Delivery};
+use leasehold_core::{KeeperRuntime, LockClient, LockName};
+use leasehold_test_servers::{ZooKeeperLife, ZooKeeperNode, ZooKeeperServer, ZooKeeperSettings};
 
 use super::common::{SOON, Stopwatch, eventually, hold};
 use super::fixture::ROOT;
@@ -251,4 +251,55 @@ fn an_attempt_that_was_overtaken_leaves_no_place() {
         }
         assert!(refused > 0, "no attempt was overtaken");
     });
+}
+
+/// A holder releases while an operator breaks its lease, and the claim behind it would get the token that the break
+/// raises to. A break that ends nothing leaves that claim, which holds by then.
+#[test]
+fn a_break_that_meets_a_release_leaves_the_next_lease() {
+    const SLOW: Duration = Duration::from_millis(40);
+    case(async |fixture| {
+        let ann = Direct::warm(&fixture, Route::Clear).await;
+        let (operator, ttl) = (patient(&fixture), fixture.ttl() * 20);
+        operator.granted(&operator.claim(&name("opens the session")), ttl).await;
+        fixture.path(PathFault::Delay(SLOW)).await;
+        let (mut broke, mut met) = (0, 0);
+        // The release arrives between any two requests of the break.
+        for round in 0..16 {
+            let name = name(&format!("broken {round}"));
+            let claim = ann.claim(&name);
+            fixture.deployment().side().sync().expect("a session");
+            let token = ann.granted(&claim, ttl).await.token;
+            let next = stands_behind(&fixture, &name);
+            assert_eq!(next.created.unsigned_abs(), token.get() + 1, "a write came between the two");
+            let admin = operator.backend().admin().expect("it breaks locks");
+            let broken = async { admin.break_lock(&name, token).await.expect("a break") };
+            let released = async {
+                tokio::time::sleep(SLOW * round).await;
+                ann.release(&claim, Delivery::Confirmed).await.expect("a release");
+            };
+            let (broken, ()) = tokio::join!(broken, released);
+            let left = queue(&fixture, &name);
+            match broken {
+                Some(_) => {
+                    assert_eq!(left, 0, "a claim whose token is not above the raised one is left");
+                    broke += 1;
+                }
+                None => {
+                    assert_eq!(left, 1, "a break that ended nothing has ended the next lease");
+                    met += 1;
+                }
+            }
+        }
+        assert!(broke > 0 && met > 0, "no release came before or after the break: {broke}, {met}");
+    });
+}
+
+/// Adds the node of another claim to the queue, in one transaction: a client would write more.
+fn stands_behind(fixture: &OneServer, name: &LockName) -> ZooKeeperNode {
+    let deployment = fixture.deployment();
+    let stored = Stored { side: deployment.side(), root: ROOT };
+    let path = format!("{}/{:032x}-", stored.lock(name), 7);
+    stored.side.create(&path, b"1\t10000\t", ZooKeeperLife::Sequential).expect("a node");
+    stored.queue(name).pop().expect("the node")
 }
