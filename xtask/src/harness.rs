@@ -125,15 +125,20 @@ impl Program {
         command
     }
 
-    /// Runs the program with these arguments. Its name is shown before each of its lines, because other programs run at
-    /// the same time. The messages of failed cases are added to `said`.
+    /// Runs the program with these arguments, at the lowest priority if `is_niced`. Its name is shown before each of
+    /// its lines, because other programs run at the same time. The messages of failed cases are added to `said`.
     ///
     /// # Errors
     /// If the program cannot be started. A case that fails is counted and is not an error.
-    pub(crate) fn run(&self, args: &[String], said: &mut Vec<String>) -> Result<Outcome> {
+    pub(crate) fn run(&self, args: &[String], is_niced: bool, said: &mut Vec<String>) -> Result<Outcome> {
         let mut outcome = Outcome::default();
         let (mut closed, mut failures) = (false, false);
-        let end = process::watch(self.command().args(args), BOUND, |line| {
+        let mut command = self.command();
+        command.args(args);
+        if is_niced {
+            command = process::niced(&command);
+        }
+        let end = process::watch(&mut command, BOUND, |line| {
             println!("{} | {line}", self.target);
             if let Some(read) = Outcome::read(line) {
                 outcome.add(read);
@@ -171,13 +176,13 @@ impl Program {
     }
 }
 
-/// Runs the doc tests of the packages that `selection` names.
+/// Runs the doc tests of the packages that `selection` names, at the lowest priority.
 pub(crate) fn doc_tests(selection: &[String]) -> Result<Outcome> {
     let mut command = process::cargo(["test", "--doc", "--locked", "--no-fail-fast"]);
     command.args(selection);
     println!("$ {}", process::text(&command));
     let mut outcome = Outcome::default();
-    let end = process::watch(&mut command, BOUND, |line| {
+    let end = process::watch(&mut process::niced(&command), BOUND, |line| {
         println!("doc tests | {line}");
         if let Some(read) = Outcome::read(line) {
             outcome.add(read);

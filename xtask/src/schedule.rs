@@ -10,9 +10,13 @@ use std::thread;
 pub(crate) struct Weight {
     /// How many of its cases run at a time.
     pub(crate) threads: u32,
-    /// The processor time that the job and its servers then need, in percent of one processor, at least 1.
+    /// The processor time that the job and its servers then need, in percent of one processor, or [`IDLE`].
     pub(crate) percent: u32,
 }
+
+/// The percentage of a job that measures no time. It runs at the lowest priority beside any others, and so uses the
+/// time in which they wait. One such job runs at a time.
+pub(crate) const IDLE: u32 = 0;
 
 /// The highest load of a processor in percent, so that a case that measures time is woken in time.
 const PERCENT_OF_A_PROCESSOR: u32 = 70;
@@ -26,7 +30,7 @@ pub(crate) fn run<J: Send, R: Send>(
     mut done: impl FnMut(R),
 ) {
     let processors = thread::available_parallelism().map_or(1, NonZero::get) as u32;
-    let mut plan = Plan { bearable: processors * PERCENT_OF_A_PROCESSOR, used: 0 };
+    let mut plan = Plan { bearable: processors * PERCENT_OF_A_PROCESSOR, used: 0, is_idle_used: false };
     let mut waiting: Vec<_> = jobs.into_iter().collect();
     let (send, ended) = mpsc::channel();
     thread::scope(|scope| {
@@ -40,7 +44,7 @@ pub(crate) fn run<J: Send, R: Send>(
                     let _ = send.send((weight, work((weight, job))));
                 });
             }
-            if plan.used == 0 {
+            if plan.is_empty() {
                 return;
             }
             let Ok((weight, result)) = ended.recv() else { return };
@@ -50,23 +54,35 @@ pub(crate) fn run<J: Send, R: Send>(
     });
 }
 
-/// The load of the running jobs, in percent of one processor.
+/// The load of the running jobs.
 struct Plan {
     bearable: u32,
+    /// In percent of one processor.
     used: u32,
+    /// Whether a job of weight [`IDLE`] runs.
+    is_idle_used: bool,
 }
 
 impl Plan {
     fn has_room(&self, weight: Weight) -> bool {
-        self.used == 0 || self.used + weight.percent <= self.bearable
+        match weight.percent {
+            IDLE => !self.is_idle_used,
+            percent => self.used == 0 || self.used + percent <= self.bearable,
+        }
     }
 
     fn begin(&mut self, weight: Weight) {
+        self.is_idle_used |= weight.percent == IDLE;
         self.used += weight.percent;
     }
 
     fn end(&mut self, weight: Weight) {
+        self.is_idle_used &= weight.percent != IDLE;
         self.used -= weight.percent;
+    }
+
+    fn is_empty(&self) -> bool {
+        self.used == 0 && !self.is_idle_used
     }
 }
 
@@ -80,10 +96,13 @@ mod tests {
     #[test]
     fn a_heavy_job_leaves_the_machine_as_it_was() {
         let of = |percent| Weight { threads: 1, percent };
-        let mut plan = Plan { bearable: 140, used: 0 };
+        let mut plan = Plan { bearable: 140, used: 0, is_idle_used: false };
         plan.begin(of(1000));
-        assert!(!plan.has_room(of(1)));
+        assert!(!plan.has_room(of(1)) && plan.has_room(of(IDLE)));
+        plan.begin(of(IDLE));
+        assert!(!plan.has_room(of(IDLE)));
         plan.end(of(1000));
+        assert!(!plan.is_empty());
         plan.begin(of(100));
         assert!(plan.has_room(of(40)) && !plan.has_room(of(41)));
     }
@@ -91,7 +110,8 @@ mod tests {
     #[test]
     fn no_more_runs_than_the_machine_bears() {
         let (now, most, too_heavy) = (AtomicU32::new(0), AtomicU32::new(0), 1_000_000);
-        let jobs = [30, too_heavy, 30, 30, 30].map(|percent| (Weight { threads: 1, percent }, percent)).to_vec();
+        let jobs =
+            [30, too_heavy, IDLE, 30, 30, 30, IDLE].map(|percent| (Weight { threads: 1, percent }, percent)).to_vec();
         let work = |(_, percent)| {
             most.fetch_max(now.fetch_add(percent, Ordering::SeqCst) + percent, Ordering::SeqCst);
             thread::sleep(Duration::from_millis(20));
@@ -102,7 +122,7 @@ mod tests {
         let mut done = Vec::new();
         run(jobs, work, |percent| done.push(percent));
         done.sort_unstable();
-        assert_eq!(done, [30, 30, 30, 30, too_heavy]);
+        assert_eq!(done, [IDLE, IDLE, 30, 30, 30, 30, too_heavy]);
         assert_eq!(most.into_inner(), too_heavy);
     }
 }

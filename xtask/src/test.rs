@@ -10,7 +10,7 @@ use crate::metadata;
 use crate::needs::{self, Install, Need};
 use crate::parts::{Part, Parts};
 use crate::report;
-use crate::schedule::{self, Weight};
+use crate::schedule::{self, IDLE, Weight};
 
 /// The package of the suite.
 const SUITE: &str = "leasehold-conformance";
@@ -127,16 +127,28 @@ pub(crate) fn is_suite(program: &Program) -> bool {
 /// The weight of a program that runs alone, because its cases measure time and were late beside other programs.
 const ALONE: u32 = 1000;
 
-/// The weights of the programs that take long, which start in this order. The cases of a suite on one server mostly
-/// wait: for leases and sessions to end, and for time limits to pass. Each case on a cluster uses three servers. Suites
-/// without a server use a few percent of a processor.
+/// The weights of programs: first those that take long, which start in this order. The cases of a suite on one server
+/// mostly wait: for leases and sessions to end, and for time limits to pass. Each case on a cluster uses three servers.
+/// Suites without a server use a few percent of a processor.
 const WEIGHTS: &[(&str, Weight)] = &[
+    ("simulation", Weight { threads: 2, percent: IDLE }),
+    ("queue_model", Weight { threads: 2, percent: IDLE }),
     ("cli", Weight { threads: 6, percent: ALONE }),
-    ("zk_ensemble", Weight { threads: 2, percent: ALONE }),
-    ("etcd_cluster", Weight { threads: 2, percent: ALONE }),
-    ("mysql", Weight { threads: 4, percent: ALONE }),
+    ("zk_ensemble", Weight { threads: 3, percent: ALONE }),
+    ("etcd_cluster", Weight { threads: 3, percent: ALONE }),
     ("zk", Weight { threads: 4, percent: ALONE }),
     ("etcd", Weight { threads: 4, percent: ALONE }),
+    ("mysql_for_update", Weight { threads: 6, percent: ALONE }),
+    ("same_rules", Weight { threads: 6, percent: ALONE }),
+    ("mysql", Weight { threads: 4, percent: 70 }),
+    ("redis", Weight { threads: 6, percent: 35 }),
+    ("sqlite", Weight { threads: 6, percent: 35 }),
+    ("etcd_processes", Weight { threads: 6, percent: 45 }),
+    ("zk_processes", Weight { threads: 6, percent: 45 }),
+    ("mysql_processes", Weight { threads: 6, percent: 45 }),
+    ("mysql_for_update_processes", Weight { threads: 6, percent: 45 }),
+    ("processes", Weight { threads: 6, percent: 45 }),
+    ("sqlite_processes", Weight { threads: 6, percent: 45 }),
     ("memory", Weight { threads: 6, percent: 10 }),
     ("saboteurs", Weight { threads: 6, percent: 10 }),
     ("third_party", Weight { threads: 6, percent: 10 }),
@@ -144,6 +156,9 @@ const WEIGHTS: &[(&str, Weight)] = &[
 
 /// The weight of a program that is not in the list.
 const OTHER: Weight = Weight { threads: 6, percent: ALONE };
+
+/// The weight of the doc tests.
+const DOC_TESTS: Weight = Weight { threads: 2, percent: IDLE };
 
 fn weight(program: &Program) -> (usize, Weight) {
     let found = WEIGHTS.iter().enumerate().find(|(_, (target, _))| *target == program.target);
@@ -210,7 +225,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     programs.sort_by_key(|program| weight(program).0);
     let mut jobs: Vec<_> = programs.iter().map(|program| (weight(program).1, Job::Program(program))).collect();
     if whole && args.filters.is_empty() {
-        jobs.push((OTHER, Job::DocTests));
+        jobs.push((DOC_TESTS, Job::DocTests));
     }
     let mut run = Run::default();
     schedule::run(
@@ -282,9 +297,10 @@ impl Job<'_> {
         let part = Part::run(&self.name(), || {
             outcome = match self {
                 Self::Program(program) if program.kind == Kind::Tests => {
-                    program.run(&[filters, &[format!("--test-threads={}", weight.threads)]].concat(), &mut said)?
+                    let threads = format!("--test-threads={}", weight.threads);
+                    program.run(&[filters, &[threads]].concat(), weight.percent == IDLE, &mut said)?
                 }
-                Self::Program(program) => program.run(&[], &mut said)?,
+                Self::Program(program) => program.run(&[], false, &mut said)?,
                 Self::DocTests => harness::doc_tests(&everything())?,
             };
             let text = format!("{} passed, {} failed, {} ignored", outcome.passed, outcome.failed, outcome.ignored);
