@@ -25,6 +25,9 @@ pub(crate) struct Args {
     /// docs, packaging, other operating systems and the oldest Rust.
     #[arg(long, conflicts_with = "parts")]
     fast: bool,
+    /// Only what `--fast` leaves out.
+    #[arg(long, conflicts_with_all = ["parts", "fast"])]
+    slow: bool,
     #[command(flatten)]
     install: Install,
 }
@@ -72,9 +75,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if let Some(wanted) = args.parts.iter().find(|wanted| !names.iter().any(|name| name.contains(wanted.as_str()))) {
         bail!("no part has `{wanted}` in its name; the parts are {}", names.join(", "));
     }
-    let is_selected = |speed: Speed, name: &str| match args.fast {
-        true => speed == Speed::Fast,
-        false => args.parts.is_empty() || args.parts.iter().any(|wanted| name.contains(wanted.as_str())),
+    let is_selected = |speed: Speed, name: &str| match speed {
+        Speed::Fast if args.slow => false,
+        Speed::Slow if args.fast => false,
+        _ => args.parts.is_empty() || args.parts.iter().any(|wanted| name.contains(wanted.as_str())),
     };
 
     if parts.iter().any(|(speed, name, _)| COMPILING.contains(name) && is_selected(*speed, name)) {
