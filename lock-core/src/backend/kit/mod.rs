@@ -1,5 +1,5 @@
-//! What backends share: URLs and their settings, connections, sessions, and what a restart of the store means. A backend may do
-//! without any of it; the contract is in [`backend`](crate::backend).
+//! What backends share: URLs and their settings, connections, sessions, what a restart of the store means, and majorities of
+//! servers. A backend may do without any of it; the contract is in [`backend`](crate::backend).
 
 mod addresses;
 mod attachment;
@@ -8,6 +8,7 @@ mod cluster_url;
 mod connecting;
 pub mod limits;
 mod per_runtime;
+pub mod quorum;
 pub mod restart;
 mod servers;
 mod session_keeper;
