@@ -1,4 +1,5 @@
-//! One attempt to acquire a lock: its parameters, the servers' replies, and the decisions of the [`Tally`](super::Tally).
+//! One attempt to acquire a lock: its parameters, the servers' replies, and the decisions of the
+//! [`Tally`](super::Tally).
 
 use std::fmt;
 use std::time::Duration;
@@ -78,12 +79,14 @@ pub enum Decision {
         /// The token of the lease.
         token: u64,
     },
-    /// Ask all servers to accept this token. Returned once; from then on, the tally counts the replies to this request.
+    /// Ask the servers of [`Tally::to_raise`](super::Tally::to_raise) to accept this token. Returned once; from then
+    /// on, the tally counts the replies to this request.
     Raise {
         /// Above the fences of a majority.
         token: u64,
     },
-    /// The attempt has failed. Withdraw its vote now, from the servers of [`Tally::to_withdraw`].
+    /// The attempt has failed. Withdraw its vote now, from the servers of
+    /// [`Tally::to_withdraw`](super::Tally::to_withdraw).
     GiveUp(GiveUp),
 }
 
@@ -96,7 +99,7 @@ pub enum GiveUp {
         /// How long to wait before the next attempt.
         retry_after: Duration,
     },
-    /// Fewer than a majority of the servers can vote: those that do not, and why.
+    /// Fewer than a majority of the servers can reply: those that certainly do not, and why.
     TooFew(Vec<Absent>),
     /// A majority has accepted the token, but the lease would end before its holder could use it.
     TooLate,

@@ -47,3 +47,41 @@ impl Guess {
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Stamp {
+        Stamp::from_start(Duration::from_millis(ms))
+    }
+
+    #[test]
+    fn a_guess_follows_the_fastest_clock() {
+        let mut guess = Guess::new(3);
+        let bound = Duration::from_millis(100);
+        assert_eq!(guess.token(at(5), bound, 0), 100_000);
+        guess.observe(0, 7_000_000, at(10));
+        assert_eq!(guess.clock(at(10)), 7_000_000);
+        assert_eq!(guess.token(at(20), bound, 0), 7_110_000);
+        guess.observe(2, 7_050_000, at(20));
+        guess.observe(1, 7_020_000, at(20));
+        assert_eq!(guess.clock(at(30)), 7_060_000);
+        // The newest reading of a server counts, also if its clock was set back.
+        guess.observe(2, 7_060_000, at(40));
+        guess.observe(2, 9_000_000, at(39));
+        guess.observe(0, 6_000_000, at(40));
+        assert_eq!(guess.clock(at(40)), 7_060_000);
+        guess.observe(2, 7_059_000, at(40));
+        assert_eq!(guess.clock(at(40)), 7_059_000);
+    }
+
+    #[test]
+    fn a_guess_is_above_every_fence_that_was_seen() {
+        let mut guess = Guess::new(3);
+        guess.observe(0, 7_000_000, at(10));
+        assert_eq!(guess.token(at(10), Duration::ZERO, 6_999_999), 7_000_000);
+        assert_eq!(guess.token(at(10), Duration::ZERO, 7_000_000), 7_000_001);
+        assert_eq!(guess.token(at(10), Duration::MAX, u64::MAX), u64::MAX);
+    }
+}

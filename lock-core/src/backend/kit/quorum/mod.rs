@@ -104,3 +104,28 @@ impl<T> Request<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_two_majorities_share_a_server() {
+        assert_eq!([0, 1, 2].map(Quorum::new), [None; 3]);
+        let of = |servers| Quorum::new(servers).map(|it| (it.servers(), it.majority(), it.overlap()));
+        assert_eq!(of(3), Some((3, 2, 2)));
+        assert_eq!(of(4), Some((4, 3, 2)));
+        assert_eq!(of(5), Some((5, 3, 3)));
+        assert_eq!(of(6), Some((6, 4, 3)));
+        for servers in 3..50 {
+            let quorum = Quorum::new(servers).unwrap();
+            assert!(2 * quorum.majority() > servers && quorum.majority() + quorum.overlap() > servers);
+        }
+    }
+
+    #[test]
+    fn a_run_is_shown_by_its_name() {
+        let run = RunId::new("f00");
+        assert_eq!((run.as_str(), format!("{run:?}")), ("f00", "RunId(f00)".to_owned()));
+    }
+}

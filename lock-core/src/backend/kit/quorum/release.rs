@@ -84,3 +84,63 @@ impl ReleaseTally {
         self.replies.iter().filter(|reply| is_one(reply)).count()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(ms: u64) -> Stamp {
+        Stamp::from_start(Duration::from_millis(ms))
+    }
+
+    const ENDED: WithdrawReply = WithdrawReply::Ended;
+    const NONE: WithdrawReply = WithdrawReply::None;
+
+    /// A release that was sent at 100 ms, with these replies, 10 ms apart.
+    fn release(servers: usize, replies: &[WithdrawReply]) -> ReleaseTally {
+        let mut tally = ReleaseTally::new(Quorum::new(servers).unwrap(), at(100));
+        for (server, reply) in replies.iter().enumerate() {
+            tally.reply(server, *reply, at(110 + 10 * server as u64));
+        }
+        tally
+    }
+
+    #[test]
+    fn a_majority_ends_a_lease_and_the_others_have_as_long_again() {
+        let mut tally = release(5, &[ENDED, ENDED]);
+        assert_eq!(tally.decide(at(900)), ReleaseDecision::Wait { until: None });
+        tally.reply(2, ENDED, at(130));
+        assert_eq!(tally.decide(at(130)), ReleaseDecision::Wait { until: Some(at(160)) });
+        tally.reply(3, ENDED, at(150));
+        assert_eq!(tally.decide(at(159)), ReleaseDecision::Wait { until: Some(at(160)) });
+        assert_eq!(tally.decide(at(160)), ReleaseDecision::Ended(ReleaseOutcome::Released));
+        tally.no_reply(4);
+        assert_eq!(tally.decide(at(151)), ReleaseDecision::Ended(ReleaseOutcome::Released));
+    }
+
+    #[test]
+    fn less_than_a_majority_leaves_it_unknown() {
+        let mut tally = release(3, &[ENDED]);
+        tally.end();
+        assert_eq!(tally.decide(at(200)), ReleaseDecision::Unknown);
+        tally.reply(1, NONE, at(300));
+        assert_eq!(tally.decide(at(300)), ReleaseDecision::Ended(ReleaseOutcome::Released));
+    }
+
+    #[test]
+    fn a_majority_cannot_have_held_where_enough_servers_had_no_vote() {
+        let outcome = |servers, replies: &[_]| release(servers, replies).decide(at(900));
+        for (servers, replies, expected) in [
+            (3, &[NONE, ENDED, ENDED][..], ReleaseOutcome::Released),
+            (3, &[NONE, NONE, ENDED], ReleaseOutcome::NotHeld),
+            (4, &[NONE, ENDED, ENDED, ENDED], ReleaseOutcome::Released),
+            (4, &[NONE, NONE, ENDED, ENDED], ReleaseOutcome::NotHeld),
+            (5, &[NONE, NONE, ENDED, ENDED, ENDED], ReleaseOutcome::Released),
+            (5, &[NONE, NONE, NONE, ENDED, ENDED], ReleaseOutcome::NotHeld),
+        ] {
+            assert_eq!(outcome(servers, replies), ReleaseDecision::Ended(expected), "{replies:?}");
+        }
+    }
+}

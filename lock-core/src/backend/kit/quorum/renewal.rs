@@ -98,3 +98,84 @@ impl RenewTally {
         (0..self.replies.len()).filter(is_lost)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    const REPLIES: [Option<HoldReply>; 7] = [
+        None,
+        Some(HoldReply::Renewed),
+        Some(HoldReply::PutBack),
+        Some(HoldReply::Free),
+        Some(HoldReply::Lost),
+        Some(HoldReply::Joined),
+        Some(HoldReply::NotJoined),
+    ];
+
+    fn replied(quorum: Quorum, replies: &[Option<HoldReply>]) -> RenewTally {
+        let mut tally = RenewTally::new(quorum);
+        for (server, reply) in replies.iter().enumerate() {
+            if let Some(reply) = reply { tally.reply(server, *reply) } else { tally.no_reply(server) }
+        }
+        tally
+    }
+
+    fn expected(quorum: Quorum, replies: &[Option<HoldReply>]) -> RenewOutcome {
+        let count = |wanted: &[HoldReply]| replies.iter().flatten().filter(|reply| wanted.contains(reply)).count();
+        if count(&[HoldReply::Renewed, HoldReply::PutBack]) >= quorum.majority() {
+            RenewOutcome::Renewed
+        } else if count(&[HoldReply::Free, HoldReply::Lost, HoldReply::NotJoined]) >= quorum.overlap() {
+            RenewOutcome::Lost
+        } else {
+            RenewOutcome::Unknown
+        }
+    }
+
+    /// Checks a renewal with these replies and all that may follow. Returns what may come of it.
+    fn explore(quorum: Quorum, replies: &mut Vec<Option<HoldReply>>) -> HashSet<String> {
+        let mut outcomes = HashSet::new();
+        if replies.len() == quorum.servers() {
+            outcomes.insert(format!("{:?}", expected(quorum, replies)));
+        } else {
+            for reply in REPLIES {
+                replies.push(reply);
+                outcomes.extend(explore(quorum, replies));
+                replies.pop();
+            }
+        }
+        let mut tally = replied(quorum, replies);
+        let decided = tally.outcome().map(|outcome| format!("{outcome:?}"));
+        let certain = (outcomes.len() == 1).then(|| outcomes.iter().next().unwrap().clone());
+        assert_eq!(decided, certain, "{replies:?}");
+        tally.end();
+        assert!(tally.outcome().is_some(), "{replies:?}");
+        outcomes
+    }
+
+    #[test]
+    fn it_decides_as_soon_as_the_outcome_is_certain() {
+        for servers in [3, 4, 5] {
+            assert_eq!(explore(Quorum::new(servers).unwrap(), &mut Vec::new()).len(), 3);
+        }
+    }
+
+    #[test]
+    fn a_late_reply_counts_and_the_end_does_not_change_a_reply() {
+        let mut tally = RenewTally::new(Quorum::new(3).unwrap());
+        tally.reply(0, HoldReply::Renewed);
+        tally.no_reply(1);
+        tally.end();
+        assert_eq!(tally.outcome(), Some(RenewOutcome::Unknown));
+        tally.reply(1, HoldReply::Renewed);
+        assert_eq!(tally.outcome(), Some(RenewOutcome::Renewed));
+    }
+
+    #[test]
+    fn the_next_renewal_joins_where_the_vote_is_missing() {
+        let tally = replied(Quorum::new(7).unwrap(), &REPLIES);
+        assert_eq!(tally.to_join().collect::<Vec<_>>(), [3, 4, 6]);
+    }
+}

@@ -8,8 +8,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::super::restart::OnRestart;
 use super::{Quorum, RunId};
+use crate::backend::kit::OnRestart;
 use crate::clock::Stamp;
 use crate::error::{Error, ErrorKind};
 
@@ -42,7 +42,7 @@ pub struct ServerState {
     pub servers: usize,
     /// Which one it is, from zero.
     pub number: usize,
-    /// The longest ttl of a lease. All clients must agree.
+    /// The longest ttl of a lease, in whole milliseconds. All clients must agree.
     pub longest_ttl: Duration,
     /// No lock gets a token up to this one.
     pub floor: u64,
@@ -67,7 +67,8 @@ pub enum SettlingStep {
     Settled,
     /// It has not replied.
     Unreachable,
-    /// Write the key of [`Since`] with its run and its clock, unless the key names the run already. Then read again.
+    /// Write the key of [`Since`] with its run and its clock, unless the key names that run already, at a time that the
+    /// clock has reached. Then read it again.
     WriteSince,
     /// Leases that it may have forgotten have not ended, for this long. Another client may settle it earlier, so read
     /// it again at least every second.
@@ -209,10 +210,11 @@ impl Settling {
             Ok(SettlingStep::WaitForServers) => {
                 format!("was restarted and waits until {} others reply", self.quorum.overlap())
             }
-            Ok(_) => {
+            Ok(SettlingStep::ReadAll | SettlingStep::Settle { .. }) => "is about to vote after a restart".to_owned(),
+            Ok(SettlingStep::WriteSince | SettlingStep::Wait(_)) => {
                 let reading = self.servers[server].reading.as_ref();
                 let left = reading.map_or(Duration::ZERO, |reading| {
-                    let left = self.left(reading).unwrap_or(self.longest_ttl + SLACK);
+                    let left = self.left(reading).unwrap_or(self.whole_wait());
                     left.saturating_sub(now.since(reading.received))
                 });
                 format!("waits {} s after a restart", left.as_secs_f64().ceil())
@@ -233,10 +235,16 @@ impl Settling {
         self.quorum.servers() - lost < self.quorum.overlap()
     }
 
-    /// How long leases that the server may have forgotten can still last; `None` if nobody knows since when.
+    /// How long leases that the server may have forgotten can still last. `None` if it is not known since when, or if
+    /// the clock was set back since: it would wait for as long.
     fn left(&self, reading: &Reading) -> Option<Duration> {
         let since = reading.since.as_ref().filter(|since| since.run == reading.run)?;
-        Some((since.time + self.longest_ttl + SLACK).saturating_sub(reading.time))
+        let passed = reading.time.checked_sub(since.time)?;
+        Some(self.whole_wait().saturating_sub(passed))
+    }
+
+    fn whole_wait(&self) -> Duration {
+        self.longest_ttl.saturating_add(SLACK)
     }
 
     fn readings(&self) -> impl Iterator<Item = &Reading> {
@@ -291,3 +299,6 @@ impl Settling {
 fn highest<'a>(readings: impl Iterator<Item = &'a Reading>) -> u64 {
     readings.filter_map(|reading| Some(reading.state.as_ref()?.high)).max().unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests;

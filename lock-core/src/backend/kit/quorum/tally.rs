@@ -79,8 +79,8 @@ impl Server {
             (Request::Answered(VoteReply::Unsettled), _) => Some(Absence::Unsettled),
             (Request::NotSent, _) => Some(Absence::NotSent),
             (_, Request::NotSent) if is_raised => Some(Absence::NotSent),
-            (_, Request::NoReply | Request::Open) if is_raised => Some(Absence::NoReply),
-            (Request::NoReply | Request::Open, _) => Some(Absence::NoReply),
+            (_, Request::NoReply) if is_raised => Some(Absence::NoReply),
+            (Request::NoReply, _) if !is_raised => Some(Absence::NoReply),
             _ => None,
         }
     }
@@ -179,7 +179,13 @@ impl Tally {
         if now >= self.attempt.valid_until() {
             return Decision::GiveUp(GiveUp::TooLate);
         }
-        let token = self.highest_fence().max(self.attempt.guess).saturating_add(1);
+        // A guess that no server accepted does not count: it may be hours ahead of the servers' clocks.
+        let fences = self.servers.iter().filter_map(|server| match server.vote {
+            Request::Answered(VoteReply::Accepted) => Some(self.attempt.guess),
+            Request::Answered(VoteReply::Voted { fence }) => Some(fence),
+            _ => None,
+        });
+        let token = fences.max().unwrap_or(0).saturating_add(1);
         self.raised = Some(token);
         for server in &mut self.servers {
             server.raise = match server.vote {
@@ -196,25 +202,32 @@ impl Tally {
     fn give_up(&self, count: Count) -> Decision {
         let (majority, overlap) = (self.quorum.majority(), self.quorum.overlap());
         if count.held >= overlap {
-            let pause = self.pause_from(Duration::ZERO);
+            let pause = self.pause_between(Duration::ZERO, self.backoff());
             let retry_after = self.majority_free_after().map_or(pause, |free| free.min(pause));
             return Decision::GiveUp(GiveUp::Contended { retry_after });
         }
         if count.replies >= majority {
-            // Attempts that split the votes do so again if they are repeated within a round trip of each other.
+            // Attempts that split the votes do so again if they are repeated within a round trip of each other. On a
+            // slow network, the back-off alone would not spread them.
             let round_trip = self.replied_at.map_or(Duration::ZERO, |at| at.since(self.attempt.sent));
-            return Decision::GiveUp(GiveUp::Contended { retry_after: self.pause_from(round_trip) });
+            let retry_after = self.pause_between(round_trip, self.backoff().max(2 * round_trip));
+            return Decision::GiveUp(GiveUp::Contended { retry_after });
         }
-        if count.replies + count.open >= majority || count.held + count.open >= overlap {
+        let may_be_held = self.raised.is_none() && count.held + count.open >= overlap;
+        if count.replies + count.open >= majority || may_be_held {
             return Decision::Wait { until: None };
         }
         Decision::GiveUp(GiveUp::TooFew(self.absent()))
     }
 
-    /// A random pause from `least` to a bound that grows with each attempt.
-    fn pause_from(&self, least: Duration) -> Duration {
-        let longest = (FIRST_BACKOFF * 2_u32.pow(self.attempt.number.min(5))).min(LONGEST_BACKOFF);
-        let spread = longest.saturating_sub(least).as_nanos() * u128::from(self.attempt.random) >> 32;
+    /// The longest pause after this attempt.
+    fn backoff(&self) -> Duration {
+        (FIRST_BACKOFF * 2_u32.pow(self.attempt.number.min(5))).min(LONGEST_BACKOFF)
+    }
+
+    /// A random pause, from `least` up to `longest`.
+    fn pause_between(&self, least: Duration, longest: Duration) -> Duration {
+        let spread = (longest.saturating_sub(least).as_nanos() * u128::from(self.attempt.random)) >> 32;
         least + Duration::from_nanos(u64::try_from(spread).unwrap_or(u64::MAX))
     }
 
@@ -225,7 +238,7 @@ impl Tally {
         left.get(self.quorum.majority() - 1).copied()
     }
 
-    /// The servers that do not vote, or have not replied.
+    /// The servers that certainly do not reply with a vote or a refusal.
     fn absent(&self) -> Vec<Absent> {
         let servers = self.servers.iter().enumerate();
         servers.filter_map(|(server, it)| Some(Absent { server, why: it.absence(self.raised.is_some())? })).collect()
@@ -293,3 +306,6 @@ impl Tally {
         votes
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -103,3 +103,72 @@ impl Votes {
         self.servers[server].unanswered > 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::kit::quorum::HoldReply;
+
+    fn at(seconds: u64) -> Stamp {
+        Stamp::from_start(std::time::Duration::from_secs(seconds))
+    }
+
+    fn confirmation(run: &str, sent: u64, until: u64) -> VoteConfirmation {
+        VoteConfirmation { run: RunId::new(run), sent: at(sent), until: at(until) }
+    }
+
+    fn votes() -> Votes {
+        Votes::new(Quorum::new(3).unwrap())
+    }
+
+    const RENEW: HoldRequest = HoldRequest::Renew { put_back: false };
+    const PUT_BACK: HoldRequest = HoldRequest::Renew { put_back: true };
+
+    #[test]
+    fn a_vote_is_put_back_in_another_run_while_its_confirmation_lasts() {
+        let mut votes = votes();
+        let (one, two) = (RunId::new("one"), RunId::new("two"));
+        assert_eq!(votes.request(0, &one, at(0)), RENEW);
+        votes.confirmed(0, confirmation("one", 1, 10));
+        assert_eq!([&one, &two].map(|run| votes.request(0, run, at(9))), [RENEW, PUT_BACK]);
+        assert_eq!([&one, &two].map(|run| votes.request(0, run, at(10))), [RENEW, RENEW]);
+        // Only on the server that confirmed it.
+        assert_eq!(votes.request(1, &two, at(9)), RENEW);
+        votes.sent(0);
+        votes.reply(0, HoldReply::PutBack, confirmation("two", 9, 18));
+        assert_eq!([&one, &two].map(|run| votes.request(0, run, at(17))), [PUT_BACK, RENEW]);
+        // An overtaken reply changes nothing, and a later one may be for a shorter time.
+        votes.confirmed(0, confirmation("one", 8, 30));
+        assert_eq!(votes.request(0, &one, at(17)), PUT_BACK);
+        votes.confirmed(0, confirmation("two", 9, 12));
+        assert_eq!(votes.request(0, &one, at(12)), RENEW);
+    }
+
+    #[test]
+    fn a_missing_vote_is_joined_and_never_put_back() {
+        for reply in [HoldReply::Free, HoldReply::Lost, HoldReply::NotJoined] {
+            let mut votes = votes();
+            votes.confirmed(0, confirmation("one", 1, 10));
+            votes.reply(0, reply, confirmation("one", 2, 11));
+            assert_eq!(votes.request(0, &RunId::new("two"), at(3)), HoldRequest::Join);
+            votes.reply(0, HoldReply::Joined, confirmation("two", 4, 13));
+            assert_eq!(votes.request(0, &RunId::new("two"), at(5)), RENEW);
+        }
+        let mut votes = votes();
+        votes.confirmed(0, confirmation("one", 1, 10));
+        votes.missing(0);
+        assert_eq!(votes.request(0, &RunId::new("two"), at(3)), HoldRequest::Join);
+    }
+
+    #[test]
+    fn a_request_without_a_reply_needs_a_tombstone() {
+        let mut votes = votes();
+        assert!(!votes.needs_tombstone(1));
+        votes.sent(1);
+        votes.sent(1);
+        votes.reply(1, HoldReply::Renewed, confirmation("one", 2, 11));
+        assert!(votes.needs_tombstone(1) && !votes.needs_tombstone(0));
+        votes.answered(1);
+        assert!(!votes.needs_tombstone(1));
+    }
+}
