@@ -133,6 +133,7 @@ const ALONE: u32 = 1000;
 const WEIGHTS: &[(&str, Weight)] = &[
     ("simulation", Weight { threads: 2, percent: IDLE }),
     ("queue_model", Weight { threads: 2, percent: IDLE }),
+    ("quorum_model", Weight { threads: 2, percent: IDLE }),
     ("cli", Weight { threads: 6, percent: ALONE }),
     ("zk_ensemble", Weight { threads: 3, percent: ALONE }),
     ("etcd_cluster", Weight { threads: 3, percent: ALONE }),
