@@ -224,7 +224,7 @@ impl LockBackend for RedisBackend {
 impl fmt::Debug for RedisBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisBackend")
-            .field("address", &self.shared.address)
+            .field("address", &self.shared.endpoint.address)
             .field("settings", &self.shared.settings)
             .finish_non_exhaustive()
     }

@@ -15,8 +15,8 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::connection::Connection;
 use crate::errors::Failure;
-use crate::exchange::{Reply, Request, exchange};
 use crate::manager::Inner;
+use crate::protocol::Protocol;
 use crate::reply::{Callers, PendingReply, ReplySender, reply};
 use crate::shared::Shared;
 
@@ -34,19 +34,17 @@ const MIN_BATCH: usize = MAX_BATCH / 2;
 /// nothing.
 const MAX_UNBATCHED: usize = 2;
 
-#[derive(Default)]
-pub(crate) struct Batcher {
-    state: Mutex<State>,
+pub(crate) struct Batcher<P: Protocol = Shared> {
+    state: Mutex<State<P>>,
     /// Wakes a sender.
     wake: Notify,
     /// Wakes [`Batcher::fail_overdue`] when the queue is no longer empty.
     first_queued: Notify,
 }
 
-#[derive(Default)]
-struct State {
+struct State<P: Protocol> {
     /// Ordered by deadline.
-    queue: VecDeque<QueuedRequest>,
+    queue: VecDeque<QueuedRequest<P>>,
     /// Whether [`Batcher::fail_overdue`] is watching the deadlines of the queue.
     has_expiry_task: bool,
     /// The runtime was shut down: nothing is sent any more.
@@ -63,20 +61,20 @@ struct State {
 }
 
 /// The result of [`Batcher::enqueue`].
-enum Enqueued<'a> {
-    SendNow(Unbatched<'a>, Request),
-    Queued(PendingReply<Result<Reply>>),
+enum Enqueued<'a, P: Protocol> {
+    SendNow(Unbatched<'a, P>, P::Request),
+    Queued(PendingReply<Result<P::Reply>>),
 }
 
-struct QueuedRequest {
-    request: Request,
+struct QueuedRequest<P: Protocol> {
+    request: P::Request,
     until: Instant,
-    reply_to: ReplySender<Result<Reply>>,
+    reply_to: ReplySender<Result<P::Reply>>,
 }
 
-impl Inner {
+impl<P: Protocol> Inner<P> {
     /// Sends a request and waits for its reply until `until`.
-    pub(crate) async fn send_request(&self, request: Request, until: Instant) -> Result<Reply> {
+    pub(crate) async fn send_request(&self, request: P::Request, until: Instant) -> Result<P::Reply> {
         match self.batcher.enqueue(request, until) {
             // Boxed, to keep the future of a waiting caller small.
             Enqueued::SendNow(unbatched, request) => Box::pin(self.send_unbatched(request, until, unbatched)).await,
@@ -88,14 +86,19 @@ impl Inner {
         }
     }
 
-    async fn send_unbatched(&self, request: Request, until: Instant, _unbatched: Unbatched<'_>) -> Result<Reply> {
+    async fn send_unbatched(
+        &self,
+        request: P::Request,
+        until: Instant,
+        _unbatched: Unbatched<'_, P>,
+    ) -> Result<P::Reply> {
         let connection = self.connection(until).await?;
-        let mut replies = exchange(&self.shared, &connection, std::slice::from_ref(&request), until).await;
+        let mut replies = P::exchange(&connection, std::slice::from_ref(&request), until).await;
         replies.pop().unwrap_or_else(|| Err(Failure::UnexpectedReply.into()))
     }
 }
 
-impl State {
+impl<P: Protocol> State<P> {
     /// Whether a batch should be sent now. A second batch waits until it is as large as the one in flight, or until
     /// that one returns. Otherwise the first of many callers that got their replies together would be sent alone again.
     fn is_due(&self) -> bool {
@@ -116,9 +119,25 @@ impl State {
     }
 }
 
-impl Batcher {
+impl<P: Protocol> Default for Batcher<P> {
+    fn default() -> Self {
+        let state = State {
+            queue: VecDeque::new(),
+            has_expiry_task: false,
+            closed: false,
+            unbatched: 0,
+            last_batch: 0,
+            batches_in_flight: 0,
+            requests_in_flight: 0,
+            checking_senders: 0,
+        };
+        Self { state: Mutex::new(state), wake: Notify::new(), first_queued: Notify::new() }
+    }
+}
+
+impl<P: Protocol> Batcher<P> {
     /// Queues a request, unless it should be sent at once.
-    fn enqueue(&self, request: Request, until: Instant) -> Enqueued<'_> {
+    fn enqueue(&self, request: P::Request, until: Instant) -> Enqueued<'_, P> {
         let mut state = lock(&self.state);
         // After a large batch, expect another one. A request that is sent before it costs as much as the whole batch.
         let few = state.last_batch <= MAX_UNBATCHED && state.unbatched < MAX_UNBATCHED;
@@ -146,14 +165,14 @@ impl Batcher {
     /// Takes the next batch from the queue: the oldest requests that can share a call. These are releases, and acquires
     /// with the options of the oldest acquire. The others keep their order. Drops requests whose caller is gone: an
     /// unsent request has no effect.
-    fn next(&self, shared: &Shared) -> Option<(Vec<QueuedRequest>, InFlight<'_>)> {
+    fn next(&self, protocol: &P) -> Option<(Vec<QueuedRequest<P>>, InFlight<'_, P>)> {
         let mut state = lock(&self.state);
         // A sender may also have been woken on an earlier connection.
         state.checking_senders = state.checking_senders.saturating_sub(1);
         if !state.is_due() {
             return None;
         }
-        let mut batch: Vec<QueuedRequest> = Vec::with_capacity(state.queue.len().min(MAX_BATCH));
+        let mut batch: Vec<QueuedRequest<P>> = Vec::with_capacity(state.queue.len().min(MAX_BATCH));
         let mut others = Vec::new();
         let mut first: Option<usize> = None;
         // `others` has a bound as well. Otherwise each batch would scan a long queue of acquires with other options.
@@ -162,8 +181,8 @@ impl Batcher {
             if queued.reply_to.is_abandoned() {
                 continue;
             }
-            if queued.request.is_acquire() {
-                if first.is_some_and(|first| !batch[first].request.can_share_call(&queued.request, shared)) {
+            if P::has_options(&queued.request) {
+                if first.is_some_and(|first| !protocol.can_share_call(&batch[first].request, &queued.request)) {
                     others.push(queued);
                     continue;
                 }
@@ -229,30 +248,30 @@ impl Batcher {
     }
 
     /// Sends batches over this connection. Progress never depends on a caller being polled. Never returns.
-    pub(crate) async fn flush(&self, shared: &Shared, connection: &Connection) {
+    pub(crate) async fn flush(&self, connection: &Connection<P>) {
         // Each sender begins by checking the queue.
         lock(&self.state).checking_senders = MAX_IN_FLIGHT;
-        let sender = || self.send(shared, connection);
+        let sender = || self.send(connection);
         const { assert!(MAX_IN_FLIGHT == 4, "one sender for each") };
         tokio::join!(sender(), sender(), sender(), sender());
     }
 
-    async fn send(&self, shared: &Shared, connection: &Connection) {
+    async fn send(&self, connection: &Connection<P>) {
         loop {
             // A caller that has just got its reply may enqueue again when it runs next, and then joins this batch.
             tokio::task::yield_now().await;
             if connection.is_idle() && !self.is_empty() {
-                connection.test(Instant::now() + shared.bound()).await;
+                connection.test(Instant::now() + connection.protocol().endpoint().timeout).await;
                 if connection.is_closed() {
                     // The requests stay in the queue, for the next connection.
                     return std::future::pending().await;
                 }
             }
-            let Some((batch, _in_flight)) = self.next(shared) else {
+            let Some((batch, _in_flight)) = self.next(connection.protocol()) else {
                 self.wake.notified().await;
                 continue;
             };
-            send_batch(shared, connection, batch).await;
+            send_batch(connection, batch).await;
         }
     }
 }
@@ -262,10 +281,11 @@ fn shut_down() -> Error {
 }
 
 /// Sends a batch, and replies to each request within its own bound.
-async fn send_batch(shared: &Shared, connection: &Connection, batch: Vec<QueuedRequest>) {
+async fn send_batch<P: Protocol>(connection: &Connection<P>, batch: Vec<QueuedRequest<P>>) {
     let (requests, mut pending): (Vec<_>, VecDeque<_>) =
         batch.into_iter().map(|queued| (queued.request, (queued.until, queued.reply_to))).unzip();
-    let mut call = pin!(exchange(shared, connection, &requests, Instant::now() + shared.bound()));
+    let until = Instant::now() + connection.protocol().endpoint().timeout;
+    let mut call = pin!(P::exchange(connection, &requests, until));
     let mut replies = loop {
         // Even if no caller is left, the call detects a silent connection.
         let Some(&(first, _)) = pending.front() else { break call.await };
@@ -290,21 +310,21 @@ async fn send_batch(shared: &Shared, connection: &Connection, batch: Vec<QueuedR
 }
 
 /// An unbatched request in flight.
-struct Unbatched<'a>(&'a Batcher);
+struct Unbatched<'a, P: Protocol>(&'a Batcher<P>);
 
-impl Drop for Unbatched<'_> {
+impl<P: Protocol> Drop for Unbatched<'_, P> {
     fn drop(&mut self) {
         lock(&self.0.state).unbatched -= 1;
     }
 }
 
 /// A batch in flight. When it returns, its sender checks the queue again.
-struct InFlight<'a> {
-    batcher: &'a Batcher,
+struct InFlight<'a, P: Protocol> {
+    batcher: &'a Batcher<P>,
     requests: usize,
 }
 
-impl Drop for InFlight<'_> {
+impl<P: Protocol> Drop for InFlight<'_, P> {
     fn drop(&mut self) {
         let mut state = lock(&self.batcher.state);
         state.batches_in_flight -= 1;

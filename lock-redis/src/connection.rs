@@ -6,18 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold_core::backend::kit::lock;
-use leasehold_core::backend::kit::restart::{CheckContext, Decision, Quarantine, UnknownFormat};
-use leasehold_core::backend::{Event, OwnerToken};
-use leasehold_core::{Error, ErrorKind, FencingToken, Result};
+use leasehold_core::{Error, ErrorKind, Result};
 use redis::aio::MultiplexedConnection;
 use redis::{Arg, AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use crate::errors::{Failure, checked, not_connected, refused};
+use crate::errors::{Failure, checked, not_connected};
+use crate::protocol::Protocol;
 use crate::replies;
 use crate::scripts::Script;
-use crate::settings::{self, OnEviction};
+use crate::settings;
 use crate::shared::Shared;
 use crate::socket::{self, Driver};
 
@@ -38,11 +37,11 @@ pub(crate) enum Role {
     CommandsAndPushes,
 }
 
-pub(crate) struct Connection {
-    shared: Arc<Shared>,
+pub(crate) struct Connection<P: Protocol = Shared> {
+    protocol: Arc<P>,
     mux: MultiplexedConnection,
     health: Arc<Health>,
-    quarantine: Mutex<Quarantine>,
+    session: P::Session,
 }
 
 struct Health {
@@ -75,31 +74,31 @@ impl Health {
     }
 }
 
-impl Connection {
+impl<P: Protocol> Connection<P> {
     /// Connects, subscribes and checks the server. The connection lives as long as its driver.
-    pub(crate) async fn open(shared: &Arc<Shared>, role: Role) -> Result<(Self, Driver)> {
-        let lost = |failure| not_connected(failure, &shared.address);
+    pub(crate) async fn open(protocol: &Arc<P>, role: Role) -> Result<(Self, Driver)> {
+        let endpoint = protocol.endpoint();
+        let lost = |failure| not_connected(failure, &endpoint.address);
         let health = Arc::new(Health::new());
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE_BUFFER)
-            .set_push_sender(push_handler(shared.clone(), health.clone()));
-        let attempt = shared.connecting.attempt(&shared.address);
-        let client = settings::reload(&shared.client, &shared.tls).await;
-        let (mux, mut driver) = socket::connect(&client, config, &shared.lookups, &attempt).await.map_err(lost)?;
-        let connection =
-            Self { shared: shared.clone(), mux, health, quarantine: Mutex::new(Quarantine::none(Instant::now())) };
+            .set_push_sender(push_handler(protocol.clone(), health.clone()));
+        let attempt = endpoint.connecting.attempt(&endpoint.address);
+        let client = settings::reload(&endpoint.client, &endpoint.tls).await;
+        let (mux, mut driver) = socket::connect(&client, config, &endpoint.lookups, &attempt).await.map_err(lost)?;
+        let connection = Self { protocol: protocol.clone(), mux, health, session: protocol.session() };
         let subscribed = async {
             if role == Role::CommandsAndPushes {
-                let channels = [shared.keys.channel.clone(), shared.keys.epoch_channel()];
+                let channels = protocol.channels();
                 connection.mux.clone().subscribe(&channels[..]).await.map_err(|error| lost(Failure::of(error)))?;
             }
             Ok::<_, Error>(())
         };
         // Concurrently, because every round trip counts on a slow path. The subscription goes first: a write of the
         // epoch key after the check is then received as a message.
-        let checked = async { connection.check_server(Duration::ZERO, attempt.until()).await.map_err(lost)? };
+        let checked = async { P::check(&connection, attempt.until()).await.map_err(lost)? };
         let ready = attempt.step("the check of the server", async { tokio::try_join!(biased; subscribed, checked) });
         tokio::select! {
             ready = ready => ready??,
@@ -107,6 +106,15 @@ impl Connection {
         };
         attempt.succeeded();
         Ok((connection, driver))
+    }
+
+    pub(crate) fn protocol(&self) -> &Arc<P> {
+        &self.protocol
+    }
+
+    /// What is known of the server on this connection.
+    pub(crate) fn session(&self) -> &P::Session {
+        &self.session
     }
 
     /// Marks the connection as closed.
@@ -188,103 +196,6 @@ impl Connection {
             }
         }
     }
-
-    /// Prepares a call with this ttl. Publishes the ttl if other clients may not know that it is in use. Returns the
-    /// remaining quarantine, or `None` if new grants are allowed.
-    ///
-    /// # Errors
-    /// The ttl could not be published, so the call must not be made.
-    pub(crate) async fn prepare(&self, ttl: Duration, until: Instant) -> Result<Option<Duration>> {
-        let now = Instant::now();
-        let unknown = lock(&self.shared.epoch).needs_reading(ttl, now);
-        let quarantine = *lock(&self.quarantine);
-        if unknown || quarantine.needs_reading(ttl, now) {
-            let lost = |failure| not_connected(failure, &self.shared.address);
-            self.check_server(ttl, until).await.map_err(lost)??;
-        }
-        let quarantine = *lock(&self.quarantine);
-        Ok(quarantine.left(Instant::now()))
-    }
-
-    /// The error for an error reply. A server that has become a replica is read again before the next call, because it
-    /// may be promoted again.
-    pub(crate) fn refused(&self, text: &str) -> Error {
-        if text.contains("READONLY") {
-            *lock(&self.quarantine) = Quarantine::unread(Instant::now());
-        }
-        refused(text)
-    }
-
-    /// Reads the run of the server, checks that the server can be used for locks, and publishes what other clients have
-    /// to know before a call with this ttl.
-    async fn check_server(&self, ttl: Duration, until: Instant) -> Result<Result<()>, Failure> {
-        let shared = &self.shared;
-        let key = shared.keys.epoch();
-        let mut write: Option<(String, String)> = None;
-        // Terminates: a client whose write was refused reads what another one wrote, and every write contains what all
-        // must know.
-        let grants = loop {
-            let requested = Instant::now();
-            let mut call = script_call(&shared.scripts.epoch, 1);
-            call.arg(&key);
-            if let Some((read, new)) = &write {
-                call.arg(read).arg(new).arg(shared.keys.epoch_channel());
-            }
-            let value = self.run(&shared.scripts.epoch, &call, until).await?;
-            let server = replies::server(value).ok_or(Failure::UnexpectedReply)?;
-            if write.is_none()
-                && let Err(error) = self.check_requirements(&server)
-            {
-                return Ok(Err(error));
-            }
-            if server.state.is_replica {
-                // It may be promoted while this connection stays open, and may lack leases by then.
-                *lock(&self.quarantine) = Quarantine::unread(Instant::now());
-                return Ok(if ttl.is_zero() { Ok(()) } else { Err(refused("READONLY").without_effect()) });
-            }
-            let on_restart = shared.settings.on_restart;
-            let check = CheckContext { on_restart, ttl, requested, now: Instant::now() };
-            let (decision, key_read) = {
-                let mut epoch = lock(&shared.epoch);
-                let reading = server.state.reading(epoch.run());
-                (epoch.evaluate(&reading, check), reading.key)
-            };
-            match decision {
-                // Written only if the key is still as it was read. Otherwise the next round reads what another client
-                // wrote.
-                Ok(Decision::Write(new)) => write = Some((key_read, new)),
-                Ok(Decision::Grants(grants)) => break grants,
-                Err(UnknownFormat) => return Ok(Err(refused(&format!("UNKNOWNFORMAT of the key {key}")))),
-            }
-        };
-        *lock(&self.quarantine) = Quarantine::new(grants, Instant::now(), crate::errors::BACKEND, &shared.address);
-        Ok(Ok(()))
-    }
-
-    fn check_requirements(&self, server: &replies::Server) -> Result<()> {
-        let address = &self.shared.address;
-        if server.version < (6, 2) {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "the server at {address} is Redis {}.{}: 6.2 or later is needed",
-                    server.version.0, server.version.1
-                ),
-            ));
-        }
-        if server.eviction != "noeviction" {
-            let text = format!(
-                "the server at {address} may evict locks that are held: its `maxmemory-policy` is `{}` and must be \
-                 `noeviction` (`eviction=warn` in the URL allows it)",
-                server.eviction
-            );
-            match self.shared.settings.on_eviction {
-                OnEviction::Refuse => return Err(Error::new(ErrorKind::Unsupported, text)),
-                OnEviction::Warn => tracing::warn!(backend = crate::errors::BACKEND, "{text}"),
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Starts an `EVALSHA` command. The caller adds the keys and the arguments.
@@ -296,32 +207,20 @@ pub(crate) fn script_call(script: &Script, keys: usize) -> Cmd {
 }
 
 /// Handles the pushes of the server.
-fn push_handler(
-    shared: Arc<Shared>,
+fn push_handler<P: Protocol>(
+    protocol: Arc<P>,
     health: Arc<Health>,
 ) -> impl Fn(PushInfo) -> Result<(), std::convert::Infallible> + Send + Sync + 'static {
     move |push| {
         match push.kind {
             PushKind::Disconnection => health.close(),
             PushKind::Message => {
-                let Some((channel, payload)) = replies::message(&push.data) else { return Ok(()) };
-                if channel == shared.keys.epoch_channel().as_bytes() {
-                    lock(&shared.epoch).receive(&String::from_utf8_lossy(payload), Instant::now());
-                } else if let (Some(core), Some(event)) = (shared.core.get(), event(payload)) {
-                    core.event(event);
+                if let Some((channel, payload)) = replies::message(&push.data) {
+                    protocol.handle_message(channel, payload);
                 }
             }
             _ => {}
         }
         Ok(())
     }
-}
-
-/// Decodes a message on the client's own channel.
-fn event(payload: &[u8]) -> Option<Event> {
-    if let Some((owner, place, token)) = replies::handoff(payload) {
-        let (owner, token) = (OwnerToken::from_bytes(owner), FencingToken::new(token));
-        return Some(Event::Granted { owner, place, token, confirmation: None });
-    }
-    replies::ends_sooner(payload).map(|owner| Event::EndsSooner { owner: OwnerToken::from_bytes(owner) })
 }

@@ -70,12 +70,8 @@ pub(crate) enum ReplyBody {
 
 /// Sends several requests in one script call, and returns a reply for each. The acquires
 /// [can share a call](Request::can_share_call).
-pub(crate) async fn exchange(
-    shared: &Shared,
-    connection: &Connection,
-    requests: &[Request],
-    until: Instant,
-) -> Vec<Result<Reply>> {
+pub(crate) async fn exchange(connection: &Connection, requests: &[Request], until: Instant) -> Vec<Result<Reply>> {
+    let shared = connection.protocol();
     let all = |error: Error| requests.iter().map(|_| Err(error.clone())).collect();
     let first = requests.iter().find(|request| request.is_acquire());
     let options = first.and_then(Request::options);
@@ -126,7 +122,7 @@ pub(crate) async fn exchange(
         .iter()
         .map(|request| {
             let body = match (request.is_acquire(), quarantine) {
-                (true, Some(wait)) => return Err(quarantined(&shared.address, wait)),
+                (true, Some(wait)) => return Err(quarantined(&shared.endpoint.address, wait)),
                 (true, None) => first.next().and_then(replies::acquired).map(|body| body.map(ReplyBody::Acquired)),
                 (false, _) => second.next().and_then(replies::released).map(|body| body.map(ReplyBody::Released)),
             };

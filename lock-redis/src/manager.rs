@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::batcher::Batcher;
 use crate::connection::{Connection, Role};
+use crate::protocol::Protocol;
 use crate::shared::Shared;
 use crate::socket::Driver;
 
@@ -30,38 +31,37 @@ const MAX_PAUSE: Duration = Duration::from_millis(250);
 const STABLE_AFTER: Duration = Duration::from_secs(1);
 
 /// Manages one connection. Dropping it ends its task.
-pub(crate) struct ConnectionManager {
-    inner: Arc<Inner>,
+pub(crate) struct ConnectionManager<P: Protocol = Shared> {
+    inner: Arc<Inner<P>>,
     task: AbortHandle,
 }
 
-pub(crate) struct Inner {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) batcher: Batcher,
+pub(crate) struct Inner<P: Protocol = Shared> {
+    pub(crate) protocol: Arc<P>,
+    pub(crate) batcher: Batcher<P>,
     role: Role,
-    state: watch::Sender<State>,
+    state: watch::Sender<State<P>>,
     /// A call needs a connection.
     requested: Notify,
     /// The runtime was shut down.
     is_stopped: AtomicBool,
 }
 
-#[derive(Clone, Default)]
-struct State {
+struct State<P: Protocol> {
     /// How many attempts to connect have finished.
     attempts: u64,
-    connection: Option<Arc<Connection>>,
+    connection: Option<Arc<Connection<P>>>,
     /// Why the last attempt failed.
     last_error: Option<Error>,
 }
 
-impl ConnectionManager {
-    pub(crate) fn new(shared: Arc<Shared>, role: Role, runtime: &Handle) -> Self {
+impl<P: Protocol> ConnectionManager<P> {
+    pub(crate) fn new(protocol: Arc<P>, role: Role, runtime: &Handle) -> Self {
         let inner = Arc::new(Inner {
-            shared,
+            protocol,
             batcher: Batcher::default(),
             role,
-            state: watch::Sender::default(),
+            state: watch::Sender::new(State { attempts: 0, connection: None, last_error: None }),
             requested: Notify::new(),
             is_stopped: AtomicBool::new(false),
         });
@@ -76,7 +76,7 @@ impl ConnectionManager {
         Self { inner, task: task.abort_handle() }
     }
 
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
+    pub(crate) fn inner(&self) -> &Arc<Inner<P>> {
         &self.inner
     }
 
@@ -86,13 +86,13 @@ impl ConnectionManager {
     }
 }
 
-impl Drop for ConnectionManager {
+impl<P: Protocol> Drop for ConnectionManager<P> {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Inner {
+impl<P: Protocol> Inner<P> {
     /// Makes the task connect if there is no connection. Does not wait.
     pub(crate) fn request_connection(&self) {
         let is_connected = self.state.borrow().connection.as_ref().is_some_and(|connection| !connection.is_closed());
@@ -105,7 +105,7 @@ impl Inner {
     ///
     /// # Errors
     /// `Unavailable`, or the error of the attempt to connect. Nothing was sent.
-    pub(crate) async fn connection(&self, until: Instant) -> Result<Arc<Connection>> {
+    pub(crate) async fn connection(&self, until: Instant) -> Result<Arc<Connection<P>>> {
         let (attempts, connection) = {
             let state = self.state.borrow();
             (state.attempts, state.connection.clone())
@@ -133,7 +133,7 @@ impl Inner {
             },
             Ok(Err(_)) => Err(disconnected()),
             Err(_) => Err(self.state.borrow().last_error.clone().unwrap_or_else(|| {
-                let address = &self.shared.address;
+                let address = &self.protocol.endpoint().address;
                 Error::new(
                     ErrorKind::Unavailable,
                     format!("no connection to the server at {address} within `timeout` of the URL"),
@@ -149,11 +149,11 @@ fn disconnected() -> Error {
 
 /// Connects on request, and reconnects until it succeeds. With [`Role::CommandsAndPushes`] it also reconnects without a
 /// request. While it is connected, it sends the queued requests.
-async fn reconnect(manager: &Inner) {
+async fn reconnect<P: Protocol>(manager: &Inner<P>) {
     let mut pause = FIRST_PAUSE;
     manager.requested.notified().await;
     loop {
-        match Connection::open(&manager.shared, manager.role).await {
+        match Connection::open(&manager.protocol, manager.role).await {
             Ok((connection, driver)) => {
                 let since = Instant::now();
                 serve(manager, Arc::new(connection), driver).await;
@@ -162,7 +162,7 @@ async fn reconnect(manager: &Inner) {
                 }
             }
             Err(error) => {
-                let address = &manager.shared.address;
+                let address = &manager.protocol.endpoint().address;
                 tracing::debug!(backend = crate::errors::BACKEND, address, %error, "cannot connect");
                 manager.batcher.fail_all(&error);
                 manager.state.send_modify(|state| {
@@ -171,7 +171,7 @@ async fn reconnect(manager: &Inner) {
             }
         }
         // The jitter keeps the clients of a server that comes back from connecting all at once.
-        sleep(manager.shared.core.get().map_or(pause, |core| core.jitter(pause))).await;
+        sleep(manager.protocol.attachment().get().map_or(pause, |core| core.jitter(pause))).await;
         pause = (pause * 2).min(MAX_PAUSE);
         if manager.role == Role::Commands {
             manager.requested.notified().await;
@@ -180,18 +180,18 @@ async fn reconnect(manager: &Inner) {
 }
 
 /// Sends the queued requests over a connection until it closes.
-async fn serve(manager: &Inner, connection: Arc<Connection>, mut driver: Driver) {
+async fn serve<P: Protocol>(manager: &Inner<P>, connection: Arc<Connection<P>>, mut driver: Driver) {
     manager.state.send_modify(|state| {
         *state = State { attempts: state.attempts + 1, connection: Some(connection.clone()), last_error: None };
     });
-    if let (Role::CommandsAndPushes, Some(core)) = (manager.role, manager.shared.core.get()) {
+    if let (Role::CommandsAndPushes, Some(core)) = (manager.role, manager.protocol.attachment().get()) {
         // Grants that were published before the subscription were not received.
         core.event(Event::Resync);
     }
     tokio::select! {
         () = driver.ended() => connection.close(),
         () = connection.closed() => {}
-        () = manager.batcher.flush(&manager.shared, &connection) => {}
+        () = manager.batcher.flush(&connection) => {}
     }
     manager.state.send_modify(|state| state.connection = None);
     // Requests were queued when the connection closed. They must not wait for another caller to ask for a connection.
@@ -201,9 +201,9 @@ async fn serve(manager: &Inner, connection: Arc<Connection>, mut driver: Driver)
 }
 
 /// Marks the manager as stopped when its task is dropped. A runtime drops its tasks when it is shut down.
-struct StopGuard(Arc<Inner>);
+struct StopGuard<P: Protocol>(Arc<Inner<P>>);
 
-impl Drop for StopGuard {
+impl<P: Protocol> Drop for StopGuard<P> {
     fn drop(&mut self) {
         self.0.is_stopped.store(true, Ordering::Release);
         self.0.batcher.close();

@@ -5,24 +5,19 @@ use std::time::Duration;
 
 use leasehold_core::Result;
 use leasehold_core::backend::kit::restart::Epoch;
-use leasehold_core::backend::kit::{Attachment, Connecting, Lookups, TlsFiles};
+use leasehold_core::backend::kit::{Attachment, TlsFiles};
 use leasehold_core::backend::{Claim, CoreHandle};
 
+use crate::endpoint::Endpoint;
 use crate::exchange::AcquireOptions;
 use crate::keys::Keys;
 use crate::scripts::Scripts;
 use crate::server_clock::ServerClock;
-use crate::settings::{self, Settings};
+use crate::settings::Settings;
 
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
-    /// With the files as first read.
-    pub(crate) client: redis::Client,
-    pub(crate) tls: TlsFiles,
-    /// The address of the server, for errors and logs.
-    pub(crate) address: String,
-    pub(crate) connecting: Connecting,
-    pub(crate) lookups: Lookups,
+    pub(crate) endpoint: Endpoint,
     pub(crate) keys: Keys,
     pub(crate) scripts: Scripts,
     pub(crate) core: Attachment,
@@ -33,11 +28,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(client: &redis::Client, tls: TlsFiles, settings: Settings) -> Result<Self> {
         Ok(Self {
-            tls,
-            client: settings::prepare(client, settings.timeout)?,
-            address: settings::address(client),
-            connecting: Connecting::new(settings.timeout, settings.connect_timeout),
-            lookups: Lookups::default(),
+            endpoint: Endpoint::new(client, tls, settings.timeout, settings.connect_timeout)?,
             keys: Keys::new(&settings.prefix, rand::random()),
             scripts: Scripts::new(),
             core: Attachment::new(),

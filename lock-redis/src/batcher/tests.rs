@@ -10,7 +10,7 @@ use leasehold_core::{HolderInfo, LockName};
 
 use super::*;
 use crate::connection::Role;
-use crate::exchange::{AcquireOptions, Operation};
+use crate::exchange::{AcquireOptions, Operation, Reply, Request};
 use crate::manager::ConnectionManager;
 use crate::settings::Settings;
 
@@ -47,7 +47,7 @@ fn wakes(batcher: &Batcher) -> bool {
 /// A batcher whose connection is busy with unbatched requests, so that all others wait.
 struct Busy<'a> {
     batcher: &'a Batcher,
-    _unbatched: Vec<Unbatched<'a>>,
+    _unbatched: Vec<Unbatched<'a, Shared>>,
 }
 
 impl<'a> Busy<'a> {
@@ -71,7 +71,7 @@ impl<'a> Busy<'a> {
     }
 }
 
-fn owners(batch: &[QueuedRequest]) -> Vec<u8> {
+fn owners(batch: &[QueuedRequest<Shared>]) -> Vec<u8> {
     batch.iter().map(|queued| queued.request.claim.owner().as_bytes()[0]).collect()
 }
 

@@ -1,0 +1,174 @@
+//! The protocol of a single server: what is checked on a connection, and when the server may grant locks.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use leasehold_core::backend::kit::restart::{CheckContext, Decision, Quarantine, UnknownFormat};
+use leasehold_core::backend::kit::{Attachment, lock};
+use leasehold_core::backend::{Event, OwnerToken};
+use leasehold_core::{Error, ErrorKind, FencingToken, Result};
+use tokio::time::Instant;
+
+use crate::connection::{Connection, script_call};
+use crate::endpoint::Endpoint;
+use crate::errors::{Failure, not_connected, refused};
+use crate::exchange::{Reply, Request, exchange};
+use crate::protocol::Protocol;
+use crate::replies;
+use crate::settings::OnEviction;
+use crate::shared::Shared;
+
+impl Protocol for Shared {
+    type Request = Request;
+    type Reply = Reply;
+    type Session = Mutex<Quarantine>;
+
+    fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    fn attachment(&self) -> &Attachment {
+        &self.core
+    }
+
+    fn session(&self) -> Self::Session {
+        Mutex::new(Quarantine::none(Instant::now()))
+    }
+
+    fn channels(&self) -> Vec<String> {
+        vec![self.keys.channel.clone(), self.keys.epoch_channel()]
+    }
+
+    fn handle_message(&self, channel: &[u8], payload: &[u8]) {
+        if channel == self.keys.epoch_channel().as_bytes() {
+            lock(&self.epoch).receive(&String::from_utf8_lossy(payload), Instant::now());
+        } else if let (Some(core), Some(event)) = (self.core.get(), event(payload)) {
+            core.event(event);
+        }
+    }
+
+    async fn check(connection: &Connection, until: Instant) -> Result<Result<()>, Failure> {
+        connection.check_server(Duration::ZERO, until).await
+    }
+
+    fn has_options(request: &Request) -> bool {
+        request.is_acquire()
+    }
+
+    fn can_share_call(&self, one: &Request, other: &Request) -> bool {
+        one.can_share_call(other, self)
+    }
+
+    async fn exchange(connection: &Connection, requests: &[Request], until: Instant) -> Vec<Result<Reply>> {
+        exchange(connection, requests, until).await
+    }
+}
+
+/// Decodes a message on the client's own channel.
+fn event(payload: &[u8]) -> Option<Event> {
+    if let Some((owner, place, token)) = replies::handoff(payload) {
+        let (owner, token) = (OwnerToken::from_bytes(owner), FencingToken::new(token));
+        return Some(Event::Granted { owner, place, token, confirmation: None });
+    }
+    replies::ends_sooner(payload).map(|owner| Event::EndsSooner { owner: OwnerToken::from_bytes(owner) })
+}
+
+impl Connection {
+    /// Prepares a call with this ttl. Publishes the ttl if other clients may not know that it is in use. Returns the
+    /// remaining quarantine, or `None` if new grants are allowed.
+    ///
+    /// # Errors
+    /// The ttl could not be published, so the call must not be made.
+    pub(crate) async fn prepare(&self, ttl: Duration, until: Instant) -> Result<Option<Duration>> {
+        let now = Instant::now();
+        let unknown = lock(&self.protocol().epoch).needs_reading(ttl, now);
+        let quarantine = *lock(self.session());
+        if unknown || quarantine.needs_reading(ttl, now) {
+            let lost = |failure| not_connected(failure, &self.protocol().endpoint.address);
+            self.check_server(ttl, until).await.map_err(lost)??;
+        }
+        let quarantine = *lock(self.session());
+        Ok(quarantine.left(Instant::now()))
+    }
+
+    /// The error for an error reply. A server that has become a replica is read again before the next call, because it
+    /// may be promoted again.
+    pub(crate) fn refused(&self, text: &str) -> Error {
+        if text.contains("READONLY") {
+            *lock(self.session()) = Quarantine::unread(Instant::now());
+        }
+        refused(text)
+    }
+
+    /// Reads the run of the server, checks that the server can be used for locks, and publishes what other clients have
+    /// to know before a call with this ttl.
+    async fn check_server(&self, ttl: Duration, until: Instant) -> Result<Result<()>, Failure> {
+        let shared = self.protocol();
+        let key = shared.keys.epoch();
+        let mut write: Option<(String, String)> = None;
+        // Terminates: a client whose write was refused reads what another one wrote, and every write contains what all
+        // must know.
+        let grants = loop {
+            let requested = Instant::now();
+            let mut call = script_call(&shared.scripts.epoch, 1);
+            call.arg(&key);
+            if let Some((read, new)) = &write {
+                call.arg(read).arg(new).arg(shared.keys.epoch_channel());
+            }
+            let value = self.run(&shared.scripts.epoch, &call, until).await?;
+            let server = replies::server(value).ok_or(Failure::UnexpectedReply)?;
+            if write.is_none()
+                && let Err(error) = self.check_requirements(&server)
+            {
+                return Ok(Err(error));
+            }
+            if server.state.is_replica {
+                // It may be promoted while this connection stays open, and may lack leases by then.
+                *lock(self.session()) = Quarantine::unread(Instant::now());
+                return Ok(if ttl.is_zero() { Ok(()) } else { Err(refused("READONLY").without_effect()) });
+            }
+            let on_restart = shared.settings.on_restart;
+            let check = CheckContext { on_restart, ttl, requested, now: Instant::now() };
+            let (decision, key_read) = {
+                let mut epoch = lock(&shared.epoch);
+                let reading = server.state.reading(epoch.run());
+                (epoch.evaluate(&reading, check), reading.key)
+            };
+            match decision {
+                // Written only if the key is still as it was read. Otherwise the next round reads what another client
+                // wrote.
+                Ok(Decision::Write(new)) => write = Some((key_read, new)),
+                Ok(Decision::Grants(grants)) => break grants,
+                Err(UnknownFormat) => return Ok(Err(refused(&format!("UNKNOWNFORMAT of the key {key}")))),
+            }
+        };
+        *lock(self.session()) =
+            Quarantine::new(grants, Instant::now(), crate::errors::BACKEND, &shared.endpoint.address);
+        Ok(Ok(()))
+    }
+
+    fn check_requirements(&self, server: &replies::Server) -> Result<()> {
+        let address = &self.protocol().endpoint.address;
+        if server.version < (6, 2) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "the server at {address} is Redis {}.{}: 6.2 or later is needed",
+                    server.version.0, server.version.1
+                ),
+            ));
+        }
+        if server.eviction != "noeviction" {
+            let text = format!(
+                "the server at {address} may evict locks that are held: its `maxmemory-policy` is `{}` and must be \
+                 `noeviction` (`eviction=warn` in the URL allows it)",
+                server.eviction
+            );
+            match self.protocol().settings.on_eviction {
+                OnEviction::Refuse => return Err(Error::new(ErrorKind::Unsupported, text)),
+                OnEviction::Warn => tracing::warn!(backend = crate::errors::BACKEND, "{text}"),
+            }
+        }
+        Ok(())
+    }
+}
