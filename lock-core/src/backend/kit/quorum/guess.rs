@@ -37,10 +37,11 @@ impl Guess {
         clocks.map(|&(time, received)| time.saturating_add(micros(now.since(received)))).max().unwrap_or(0)
     }
 
-    /// A token that is likely above the fence of a majority: the fastest clock plus `bound`, the bound of a call, and
-    /// at least one above `seen`, the highest fence of this lock that the client knows.
-    pub fn token(&self, now: Stamp, bound: Duration, seen: u64) -> u64 {
-        self.clock(now).saturating_add(micros(bound)).max(seen.saturating_add(1))
+    /// A token that is likely above the fence of a majority: the fastest clock, and at least one above `seen`, the
+    /// highest fence of this lock that the client knows. Not ahead of the clocks: after the records of a lock were
+    /// deleted, only the clocks keep its tokens rising.
+    pub fn token(&self, now: Stamp, seen: u64) -> u64 {
+        self.clock(now).max(seen.saturating_add(1))
     }
 }
 
@@ -59,11 +60,10 @@ mod tests {
     #[test]
     fn a_guess_follows_the_fastest_clock() {
         let mut guess = Guess::new(3);
-        let bound = Duration::from_millis(100);
-        assert_eq!(guess.token(at(5), bound, 0), 100_000);
+        assert_eq!(guess.token(at(5), 0), 1);
         guess.observe(0, 7_000_000, at(10));
         assert_eq!(guess.clock(at(10)), 7_000_000);
-        assert_eq!(guess.token(at(20), bound, 0), 7_110_000);
+        assert_eq!(guess.token(at(20), 0), 7_010_000);
         guess.observe(2, 7_050_000, at(20));
         guess.observe(1, 7_020_000, at(20));
         assert_eq!(guess.clock(at(30)), 7_060_000);
@@ -80,8 +80,8 @@ mod tests {
     fn a_guess_is_above_every_fence_that_was_seen() {
         let mut guess = Guess::new(3);
         guess.observe(0, 7_000_000, at(10));
-        assert_eq!(guess.token(at(10), Duration::ZERO, 6_999_999), 7_000_000);
-        assert_eq!(guess.token(at(10), Duration::ZERO, 7_000_000), 7_000_001);
-        assert_eq!(guess.token(at(10), Duration::MAX, u64::MAX), u64::MAX);
+        assert_eq!(guess.token(at(10), 6_999_999), 7_000_000);
+        assert_eq!(guess.token(at(10), 7_000_000), 7_000_001);
+        assert_eq!(guess.token(at(10), u64::MAX), u64::MAX);
     }
 }
