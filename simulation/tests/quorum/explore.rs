@@ -127,7 +127,7 @@ pub(crate) fn walk(world: &World, walks: usize, seed: u64) -> Findings {
 fn weight(step: &Step) -> usize {
     match step {
         Step::GiveUp { .. } => 5,
-        Step::Release { .. } | Step::GiveRenewalUp { .. } | Step::Restart { .. } | Step::StepClock { .. } => 10,
+        Step::Release { .. } | Step::GiveRenewalUp { .. } | Step::Restart { .. } | Step::SetClock { .. } => 10,
         Step::Tick | Step::Begin { .. } => 20,
         Step::Delay { .. } | Step::LoseReply { .. } => 50,
         Step::Tell { .. } | Step::Renewed { .. } => 300,

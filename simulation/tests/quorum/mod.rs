@@ -183,7 +183,7 @@ pub(crate) enum Step {
     EndEarly {
         server: usize,
     },
-    StepClock {
+    SetClock {
         server: usize,
     },
 }

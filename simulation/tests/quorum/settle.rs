@@ -50,7 +50,7 @@ impl Model<'_> {
                 let mut stepped = server;
                 stepped.end_vote();
                 let state = State { clock_steps_left: state.clock_steps_left - 1, ..*state };
-                self.one(&state, Step::StepClock { server: index }, index, stepped, None, found);
+                self.one(&state, Step::SetClock { server: index }, index, stepped, None, found);
             }
         }
         Ok(())
