@@ -97,6 +97,12 @@ pub trait Fixture: Send + Sync + 'static {
         true
     }
 
+    /// How soon after its start a server with its data grants a free lock. Longer for a store that lets leases end
+    /// first that it may have forgotten.
+    fn back_within(&self) -> Duration {
+        crate::support::BACK
+    }
+
     /// Injects or ends a fault of the server.
     ///
     /// # Errors

@@ -131,6 +131,10 @@ impl<F: Fixture> Fixture for PrefixedFixture<F> {
         self.0.late_requests_arrive()
     }
 
+    fn back_within(&self) -> Duration {
+        self.0.back_within()
+    }
+
     async fn path(&self, fault: PathFault) {
         self.0.path(fault).await;
     }

@@ -94,6 +94,10 @@ impl<F: Fixture> Fixture for Reported<F> {
         self.fixture.late_requests_arrive()
     }
 
+    fn back_within(&self) -> Duration {
+        self.fixture.back_within()
+    }
+
     fn tune(&self, builder: LockClientBuilder) -> LockClientBuilder {
         self.fixture.tune(builder)
     }

@@ -8,6 +8,7 @@ use leasehold_core::admin::{CheckStatus, ListedName, Listing};
 use leasehold_core::backend::{
     AcquireOutcome, Delivery, LossNotice, PlaceNumber, RenewReply, RenewRequest, TtlScope, Waiting,
 };
+use leasehold_core::defaults::DEFAULT_TTL;
 
 use crate::clients::{
     client, hold, kind_of, long_client, long_ttl, lost, offered, operator, queued, steady_client, steady_ttl,
@@ -24,10 +25,10 @@ pub async fn the_figures_make_sense(fixture: &dyn Fixture) {
     let claimed = ann.capabilities();
     assert_eq!(claimed, client(fixture, Route::Faulty).await.capabilities(), "two clients of one backend differ");
     let name = claimed.backend;
-    let plain = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    assert!(!name.is_empty() && plain, "{name:?} is not usable as the name of a feature and in a URL");
+    let plain = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '+');
+    assert!(!name.is_empty() && plain, "{name:?} is not usable as the scheme of a URL");
     assert!(!claimed.min_ttl.is_zero() && claimed.min_ttl < claimed.max_ttl);
-    assert!(claimed.min_ttl <= fixture.ttl() && claimed.max_ttl.as_secs() >= 3600, "a job may take an hour");
+    assert!(claimed.min_ttl <= fixture.ttl() && claimed.max_ttl >= DEFAULT_TTL, "the default ttl must do");
     assert!(!claimed.ttl_granularity.is_zero() && claimed.ttl_granularity <= claimed.min_ttl);
     for bound in [claimed.min_ttl, claimed.max_ttl] {
         assert_eq!(claimed.round_up(bound), bound, "a bound of the ttl is no multiple of the granularity");

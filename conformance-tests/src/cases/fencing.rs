@@ -137,7 +137,7 @@ async fn across(fixture: &dyn Fixture, end: ServerFault, data: Data) {
     // A backend may withhold new grants until all leases that it does not know of have ended.
     let lock = bob.lock(name.as_str());
     let mut second = None;
-    let bound = fixture.ttl() * LONG;
+    let bound = fixture.ttl() * LONG + fixture.back_within();
     eventually(bound, "the lock is granted after the restart", async || {
         second = lock.acquire().await.ok().map(|guard| guard.fencing_token());
         second.is_some()

@@ -132,7 +132,7 @@ pub async fn a_withdrawn_claim_outlives_a_crash(fixture: &dyn Fixture) {
     }
     let other = ann.claim(&support::name("after the crash"));
     let again = async || matches!(ann.acquire(&other, ttl).await, Ok(AcquireOutcome::Granted(_)));
-    eventually(PATIENCE, "the server grants again", again).await;
+    eventually(PATIENCE + fixture.back_within(), "the server grants again", again).await;
     // A late copy of its request, sent by the client of the claim.
     let reply = ann.acquire(&claim, ttl).await;
     assert!(!matches!(reply, Ok(AcquireOutcome::Granted(_))), "a withdrawn claim was granted after a crash");

@@ -76,7 +76,7 @@ impl<D: Servers<Server = EtcdServer, Side = EtcdSide>> Store for Etcd<D> {
         servers.all().iter().map(EtcdServer::connections).sum()
     }
 
-    fn fault(servers: &D, fault: &ServerFault) -> Result<io::Result<()>, Unsupported> {
+    fn fault(servers: &mut D, fault: &ServerFault) -> Result<io::Result<()>, Unsupported> {
         // Called only where it is needed: members that are stopped have no leader.
         let side = || servers.side();
         Ok(match fault {

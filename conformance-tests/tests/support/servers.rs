@@ -55,6 +55,8 @@ pub(super) trait Store: Send + Sync + Sized + 'static {
     const RECORD_STEP: Duration = Duration::ZERO;
     /// [`Fixture::late_requests_arrive`].
     const LATE_REQUESTS_ARRIVE: bool = true;
+    /// [`Fixture::back_within`].
+    const BACK_WITHIN: Duration = Duration::from_secs(2);
     /// A client has a connection as soon as its backend is attached.
     const CONNECTS_AT_ONCE: bool = true;
     /// A server cancels the requests of a connection that have no reply yet, when it reads the end of that
@@ -77,7 +79,7 @@ pub(super) trait Store: Send + Sync + Sized + 'static {
     fn connections(servers: &Self::Servers) -> io::Result<u64>;
 
     /// A fault other than those of processes.
-    fn fault(servers: &Self::Servers, fault: &ServerFault) -> Result<io::Result<()>, Unsupported>;
+    fn fault(servers: &mut Self::Servers, fault: &ServerFault) -> Result<io::Result<()>, Unsupported>;
 
     /// [`Fixture::tamper`].
     fn tamper(servers: &Self::Servers, name: &LockName, tamper: Tamper);
@@ -167,6 +169,10 @@ impl<S: Store> Fixture for ServersFixture<S> {
 
     fn late_requests_arrive(&self) -> bool {
         S::LATE_REQUESTS_ARRIVE
+    }
+
+    fn back_within(&self) -> Duration {
+        S::BACK_WITHIN
     }
 
     async fn connected(&self) {

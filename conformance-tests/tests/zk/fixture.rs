@@ -163,7 +163,7 @@ impl<D: Reusable> Store for Zk<D> {
         Ok(connected.map(|sessions| sessions.map_or(0, |sessions| sessions.len() as u64)).sum())
     }
 
-    fn fault(servers: &D, fault: &ServerFault) -> Result<io::Result<()>, Unsupported> {
+    fn fault(servers: &mut D, fault: &ServerFault) -> Result<io::Result<()>, Unsupported> {
         // Called only where it is needed: servers that are stopped have no leader.
         let side = || servers.side();
         Ok(match fault {
