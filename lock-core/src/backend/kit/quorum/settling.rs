@@ -151,6 +151,11 @@ impl Settling {
         it.reading = Some(reading);
     }
 
+    /// The run of the newest reading of a server, which [`step`](Self::step) is about.
+    pub fn run(&self, server: usize) -> Option<&RunId> {
+        self.servers[server].reading.as_ref().map(|reading| &reading.run)
+    }
+
     /// The server did not reply, or there is no connection.
     pub fn unreachable(&mut self, server: usize) {
         self.servers[server].reading = None;
