@@ -19,6 +19,8 @@ pub const SCHEMES: &[Row] = &[
     ("redis", "redis", cfg!(feature = "redis")),
     ("redis+unix", "redis", cfg!(feature = "redis")),
     ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
+    ("redis+quorum", "redis", cfg!(feature = "redis")),
+    ("rediss+quorum", "redis-tls", cfg!(feature = "redis-tls")),
     ("zk", "zk", cfg!(feature = "zk")),
     ("zks", "zk-tls", cfg!(feature = "zk-tls")),
 ];
@@ -29,6 +31,8 @@ pub const SCHEMES: &[Row] = &[
 /// - `memory://`: a store inside this process, for tests and examples. Every call uses the same store.
 /// - `redis://[user:password@]host[:port][/database][?…]`, `rediss://…`, `redis+unix:///path[?…]` (features `redis`,
 ///   `redis-tls`): one Redis server. This connects to it and checks it before it returns.
+/// - `redis+quorum://[user:password@]one,two,three[/database][?…]`, `rediss+quorum://…` (the same features): a majority
+///   of independent Redis servers.
 /// - `mysql://user[:password]@host[:port]/database[?…]` (features `mysql`, `mysql-tls`): a MySQL or MariaDB server. The
 ///   table of locks must exist: `MySqlBackend::create_schema` creates it.
 /// - `etcd://[user:password@]host[:port][,host[:port]…][/prefix][?…]`, `etcds://…` (features `etcd`, `etcd-tls`): an
@@ -69,6 +73,10 @@ pub async fn connect_builder(url: &str) -> Result<LockClientBuilder> {
         "etcd" | "etcds" => Ok(LockClient::builder(leasehold_etcd::EtcdBackend::connect(url).await?)),
         #[cfg(feature = "mysql")]
         "mysql" => Ok(LockClient::builder(leasehold_mysql::MySqlBackend::connect(url).await?)),
+        #[cfg(feature = "redis")]
+        "redis+quorum" | "rediss+quorum" => {
+            Ok(LockClient::builder(leasehold_redis::QuorumBackend::connect(url).await?))
+        }
         #[cfg(feature = "redis")]
         "redis" | "redis+unix" | "rediss" => {
             Ok(LockClient::builder(leasehold_redis::RedisBackend::connect(url).await?))
@@ -111,6 +119,8 @@ pub fn connect_builder_lazy(url: &str) -> Result<LockClientBuilder> {
         "etcd" | "etcds" => Ok(LockClient::builder(leasehold_etcd::EtcdBackend::connect_lazy(url)?)),
         #[cfg(feature = "mysql")]
         "mysql" => Ok(LockClient::builder(leasehold_mysql::MySqlBackend::connect_lazy(url)?)),
+        #[cfg(feature = "redis")]
+        "redis+quorum" | "rediss+quorum" => Ok(LockClient::builder(leasehold_redis::QuorumBackend::connect_lazy(url)?)),
         #[cfg(feature = "redis")]
         "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(leasehold_redis::RedisBackend::connect_lazy(url)?)),
         #[cfg(feature = "sqlite")]

@@ -57,6 +57,8 @@ const _: () = moves::<leasehold::mysql::MySqlBackend>();
 
 #[cfg(feature = "redis")]
 const _: () = moves::<leasehold::redis::RedisBackend>();
+#[cfg(feature = "redis")]
+const _: () = moves::<leasehold::redis::QuorumBackend>();
 
 #[cfg(feature = "sqlite")]
 const _: () = moves::<leasehold::sqlite::SqliteBackend>();

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::pin::pin;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 use leasehold_core::backend::kit::lock;
 use leasehold_core::{Error, ErrorKind, Result};
@@ -43,7 +43,6 @@ pub(crate) struct Batcher<P: Protocol = Shared> {
 }
 
 struct State<P: Protocol> {
-    /// Ordered by deadline.
     queue: VecDeque<QueuedRequest<P>>,
     /// Whether [`Batcher::fail_overdue`] is watching the deadlines of the queue.
     has_expiry_task: bool,
@@ -84,6 +83,11 @@ impl<P: Protocol> Inner<P> {
                 reply.await.unwrap_or_else(|| Err(Failure::aborted().into()))
             }
         }
+    }
+
+    /// Queues a request if there is a connection. Its reply does not depend on the caller being polled.
+    pub(crate) fn queue(&self, request: P::Request, until: Instant) -> Option<PendingReply<Result<P::Reply>>> {
+        self.is_connected().then(|| self.batcher.queue(request, until))
     }
 
     async fn send_unbatched(
@@ -145,10 +149,24 @@ impl<P: Protocol> Batcher<P> {
             state.unbatched += 1;
             return Enqueued::SendNow(Unbatched(self), request);
         }
+        Enqueued::Queued(self.push(state, request, until))
+    }
+
+    /// Queues a request, whose reply does not depend on the caller being polled.
+    fn queue(&self, request: P::Request, until: Instant) -> PendingReply<Result<P::Reply>> {
+        self.push(lock(&self.state), request, until)
+    }
+
+    fn push(
+        &self,
+        mut state: MutexGuard<'_, State<P>>,
+        request: P::Request,
+        until: Instant,
+    ) -> PendingReply<Result<P::Reply>> {
         let (reply_to, pending) = reply();
         if state.closed {
             reply_to.send(Err(shut_down()), &mut Callers::default());
-            return Enqueued::Queued(pending);
+            return pending;
         }
         state.queue.push_back(QueuedRequest { request, until, reply_to });
         let (needs_sender, is_first) = (state.needs_sender(), !std::mem::replace(&mut state.has_expiry_task, true));
@@ -159,7 +177,7 @@ impl<P: Protocol> Batcher<P> {
         if is_first {
             self.first_queued.notify_one();
         }
-        Enqueued::Queued(pending)
+        pending
     }
 
     /// Takes the next batch from the queue: the oldest requests that can share a call. These are releases, and acquires
@@ -228,9 +246,11 @@ impl<P: Protocol> Batcher<P> {
             let now = Instant::now();
             let (late, next) = {
                 let mut state = lock(&self.state);
-                let late = state.queue.partition_point(|queued| queued.until <= now);
-                let late: Vec<_> = state.queue.drain(..late).collect();
-                let next = state.queue.front().map(|queued| queued.until);
+                // Requests of different kinds have different bounds, so the queue is in no order of deadlines.
+                let queued = std::mem::take(&mut state.queue).into_iter();
+                let (late, queue): (Vec<_>, Vec<_>) = queued.partition(|queued| queued.until <= now);
+                state.queue = queue.into();
+                let next = state.queue.iter().map(|queued| queued.until).min();
                 state.has_expiry_task = next.is_some();
                 (late, next)
             };

@@ -92,6 +92,9 @@ impl<P: Protocol> Connection<P> {
         let subscribed = async {
             if role == Role::CommandsAndPushes {
                 let channels = protocol.channels();
+                if channels.is_empty() {
+                    return Ok(());
+                }
                 connection.mux.clone().subscribe(&channels[..]).await.map_err(|error| lost(Failure::of(error)))?;
             }
             Ok::<_, Error>(())
@@ -171,6 +174,10 @@ impl<P: Protocol> Connection<P> {
     pub(crate) async fn send(&self, command: &Cmd, until: Instant) -> Result<Value, Failure> {
         if self.is_closed() {
             return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "the connection broke")));
+        }
+        if Instant::now() >= until {
+            // A server that had no time to reply is not silent.
+            return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "there was no time to send the request")));
         }
         let replies_received = self.health.replies_received.load(Ordering::Relaxed);
         let mut mux = self.mux.clone();

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::backend::RedisBackend;
 use crate::connection::Connection;
 use crate::errors::Failure;
+use crate::protocol::Protocol;
 use crate::replies::text;
 
 /// From this memory use on, in percent, the server is about to refuse writes.
@@ -22,16 +23,21 @@ const FAR_APART: Duration = Duration::from_secs(1);
 impl RedisBackend {
     pub(crate) async fn checks(&self) -> Result<Vec<Check>> {
         let (connection, until) = self.connection().await?;
-        let info = query(&connection, &["INFO"], until).await?;
-        let info = text(&info).ok_or(Failure::UnexpectedReply)?;
-        let mut checks = of_info(&info);
-        checks.push(clock(&connection, until).await?);
-        checks.push(user(query(&connection, &["ACL", "WHOAMI"], until).await)?);
-        Ok(checks)
+        checks_of(&connection, until).await
     }
 }
 
-async fn query(connection: &Connection, words: &[&str], until: Instant) -> Result<Value, Failure> {
+/// Checks the server of a connection.
+pub(crate) async fn checks_of<P: Protocol>(connection: &Connection<P>, until: Instant) -> Result<Vec<Check>> {
+    let info = query(connection, &["INFO"], until).await?;
+    let info = text(&info).ok_or(Failure::UnexpectedReply)?;
+    let mut checks = of_info(&info);
+    checks.push(clock(connection, until).await?);
+    checks.push(user(query(connection, &["ACL", "WHOAMI"], until).await)?);
+    Ok(checks)
+}
+
+async fn query<P: Protocol>(connection: &Connection<P>, words: &[&str], until: Instant) -> Result<Value, Failure> {
     let mut command = Cmd::new();
     for word in words {
         command.arg(*word);
@@ -106,7 +112,7 @@ fn of_info(info: &str) -> Vec<Check> {
 }
 
 /// Compares the server's clock with the client's, between the sending of the request and its reply.
-async fn clock(connection: &Connection, until: Instant) -> Result<Check> {
+async fn clock<P: Protocol>(connection: &Connection<P>, until: Instant) -> Result<Check> {
     let wall = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let before = wall();
     let reply = query(connection, &["TIME"], until).await?;

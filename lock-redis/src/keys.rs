@@ -57,6 +57,16 @@ impl Keys {
         format!("{}epoch", self.prefix)
     }
 
+    /// The key that says in which run a server of a quorum may vote.
+    pub(crate) fn quorum(&self) -> String {
+        format!("{}quorum", self.prefix)
+    }
+
+    /// The key that says since when a run of a server of a quorum is known to be unsettled.
+    pub(crate) fn quorum_since(&self) -> String {
+        format!("{}quorum:since", self.prefix)
+    }
+
     /// The channel on which all clients receive the writes to the epoch key.
     pub(crate) fn epoch_channel(&self) -> String {
         format!("{}c:epoch", self.prefix)

@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![warn(clippy::exhaustive_enums)]
 
-// The protocol in short. Format and words: `scripts/prelude.lua`.
+// The protocol of a single server in short. Format and words: `scripts/prelude.lua`. That of a quorum: `quorum.rs`.
 //
 //   <prefix>{<name>}               the record of a lock: deadline, fencing token, owner, holder information
 //   <prefix>{<name>}:q             its queue, a hash that exists only while clients wait
@@ -38,6 +38,7 @@ mod fence;
 mod keys;
 mod manager;
 mod protocol;
+mod quorum;
 mod replies;
 mod reply;
 mod run;
@@ -55,5 +56,6 @@ pub use backend::RedisBackend;
 pub use fence::{Fence, FencedScript};
 pub use keys::{acl, operator_acl, read_only_acl};
 pub use leasehold_core::backend::kit::OnRestart;
+pub use quorum::{QuorumBackend, QuorumSettings};
 pub use redis;
 pub use settings::{OnEviction, SCHEMES, Settings};

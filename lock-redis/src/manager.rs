@@ -95,10 +95,18 @@ impl<P: Protocol> Drop for ConnectionManager<P> {
 impl<P: Protocol> Inner<P> {
     /// Makes the task connect if there is no connection. Does not wait.
     pub(crate) fn request_connection(&self) {
-        let is_connected = self.state.borrow().connection.as_ref().is_some_and(|connection| !connection.is_closed());
-        if !is_connected {
+        if !self.is_connected() {
             self.requested.notify_one();
         }
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        self.state.borrow().connection.as_ref().is_some_and(|connection| !connection.is_closed())
+    }
+
+    /// Why there is no connection, as far as it is known.
+    pub(crate) fn last_error(&self) -> Option<Error> {
+        self.state.borrow().last_error.clone()
     }
 
     /// Returns the connection, and waits for a new one if there is none.

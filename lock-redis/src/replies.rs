@@ -206,7 +206,7 @@ fn timed(value: Value) -> Option<(i64, Vec<Value>)> {
     Some((time, parts))
 }
 
-fn number(value: &Value) -> Option<u64> {
+pub(crate) fn number(value: &Value) -> Option<u64> {
     match value {
         Value::Int(number) => u64::try_from(*number).ok(),
         _ => None,

@@ -9,7 +9,7 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    fn new(parts: &[&str]) -> Self {
+    pub(crate) fn new(parts: &[&str]) -> Self {
         let source = parts.concat();
         let digest = redis::Script::new(&source).get_hash().to_owned();
         Self { source, digest }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leasehold_core::backend::kit::url::Url;
 use leasehold_core::backend::kit::{CommonSettings, Connecting, OnRestart, StoreUrl, TlsFiles};
 use leasehold_core::{Error, Result};
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
@@ -91,15 +92,7 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, TlsFiles, Settings)
              certificate authority with `ca=file.pem`",
         ));
     }
-    let CommonSettings { timeout, retention } = CommonSettings::take(&mut url)?;
-    let mut settings = Settings { timeout, retention, ..Settings::default() };
-    settings.connect_timeout = Connecting::take_timeout(&mut url)?;
-    if let Some(prefix) = url.take("prefix") {
-        settings.prefix = prefix;
-    }
-    settings.on_restart = OnRestart::take(&mut url)?;
-    let on_eviction = [("refuse", OnEviction::Refuse), ("warn", OnEviction::Warn)];
-    settings.on_eviction = url.take_choice("eviction", &on_eviction)?.unwrap_or_default();
+    let settings = take_settings(&mut url)?;
     let mut tls = TlsFiles::default();
     let mut rest: Vec<(&str, String)> = Vec::new();
     match url.url().scheme() {
@@ -111,11 +104,30 @@ pub(crate) fn read_url(text: &str) -> Result<(redis::Client, TlsFiles, Settings)
     if !rest.is_empty() {
         url.query_pairs_mut().extend_pairs(rest);
     }
+    Ok((client_of(url, &tls)?, tls, settings))
+}
+
+/// Takes the parameters that a single server and a quorum have in common.
+pub(crate) fn take_settings(url: &mut StoreUrl) -> Result<Settings> {
+    let CommonSettings { timeout, retention } = CommonSettings::take(url)?;
+    let mut settings = Settings { timeout, retention, ..Settings::default() };
+    settings.connect_timeout = Connecting::take_timeout(url)?;
+    if let Some(prefix) = url.take("prefix") {
+        settings.prefix = prefix;
+    }
+    settings.on_restart = OnRestart::take(url)?;
+    let on_eviction = [("refuse", OnEviction::Refuse), ("warn", OnEviction::Warn)];
+    settings.on_eviction = url.take_choice("eviction", &on_eviction)?.unwrap_or_default();
+    settings.check()
+}
+
+/// The client of the server at a URL.
+pub(crate) fn client_of(url: Url, tls: &TlsFiles) -> Result<redis::Client> {
     let info = url.into_connection_info().map_err(|why| {
         let detail = why.detail().map(|detail| format!(": {detail}")).unwrap_or_default();
         Error::invalid(format!("the Redis URL cannot be used{detail}")).with_source(why)
     })?;
-    Ok((client(info, &tls)?, tls, settings.check()?))
+    client(info, tls)
 }
 
 /// Without TLS there are no files.

@@ -1,0 +1,310 @@
+//! One server of a quorum: what is checked on a connection to it, and the calls.
+
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use leasehold_core::backend::kit::quorum::{HoldReply, HoldRequest, RunId, SettlingStep, VoteConfirmation, VoteReply};
+use leasehold_core::backend::kit::{Attachment, lock};
+use leasehold_core::backend::{CoreHandle, Stamp, WITHDRAWN_TTL};
+use leasehold_core::{Error, ErrorKind, LockName, Result};
+use tokio::time::Instant;
+
+use super::replies::{self, Body};
+use super::request::{Operation, Request, Subject};
+use super::shared::Shared;
+use super::slot::{Slot, Vote};
+use crate::connection::{Connection, script_call};
+use crate::endpoint::Endpoint;
+use crate::errors::{Failure, refused};
+use crate::protocol::Protocol;
+use crate::settings::OnEviction;
+
+/// Withdrawals that a server did not confirm. Beyond this many, the oldest is dropped: its vote ends with its ttl.
+const MOST_RESIDUES: usize = 1000;
+
+/// How many withdrawals share a call on a new connection.
+const RESIDUES_IN_A_CALL: usize = 64;
+
+pub(super) struct Member {
+    pub(super) shared: Arc<Shared>,
+    /// Its place in the URL.
+    pub(super) number: usize,
+    residues: Mutex<Vec<Residue>>,
+}
+
+/// A vote that the server may have given and that nobody withdrew. Until it ends, the lock has one server less.
+#[derive(Clone)]
+struct Residue {
+    name: LockName,
+    vote: Vote,
+    until: Instant,
+}
+
+/// A reply, and what belongs to it.
+pub(super) struct Reply {
+    pub(super) body: Body,
+}
+
+impl Member {
+    pub(super) fn new(shared: Arc<Shared>, number: usize) -> Self {
+        Self { shared, number, residues: Mutex::default() }
+    }
+
+    pub(super) fn address(&self) -> &str {
+        &self.endpoint().address
+    }
+
+    /// Notes that a vote may have been left, for this long at most.
+    pub(super) fn leave(&self, request: &Request, ttl: Duration) {
+        // A request that waits for a silent server may take effect later than a ttl from now.
+        let until = Instant::now() + ttl.max(WITHDRAWN_TTL);
+        let residue = Residue { name: request.name().clone(), vote: *request.vote(), until };
+        let mut residues = lock(&self.residues);
+        residues.retain(|residue| residue.until > Instant::now());
+        if residues.len() >= MOST_RESIDUES {
+            residues.remove(0);
+        }
+        residues.push(residue);
+    }
+
+    fn stamp(&self) -> Stamp {
+        self.shared.core.get().map_or(Stamp::ZERO, CoreHandle::stamp)
+    }
+
+    /// Reads the server. With `since`, notes that its present run is unsettled.
+    pub(super) async fn read(
+        connection: &Connection<Self>,
+        since: bool,
+        until: Instant,
+    ) -> Result<Result<replies::Server>, Failure> {
+        let it = connection.protocol();
+        let script = &it.shared.scripts.state;
+        let mut call = script_call(script, 2);
+        call.arg(it.shared.keys.quorum()).arg(it.shared.keys.quorum_since());
+        if since {
+            call.arg("s");
+        }
+        let sent = it.stamp();
+        let value = connection.run(script, &call, until).await?;
+        let server = replies::server(&value, sent, it.stamp()).ok_or(Failure::UnexpectedReply)?;
+        if let Ok(server) = &server {
+            it.shared.observe(it.number, u64::try_from(server.reading.time.as_micros()).unwrap_or(0));
+        }
+        Ok(server.map_err(|()| refused(&format!("UNKNOWNFORMAT of the key {}", it.shared.keys.quorum()))))
+    }
+
+    fn check_requirements(&self, server: &replies::Server) -> Result<()> {
+        let address = self.address();
+        let unsupported = |text: String| Err(Error::new(ErrorKind::Unsupported, text));
+        if server.version < (6, 2) {
+            let (major, minor) = server.version;
+            return unsupported(format!("the server at {address} is Redis {major}.{minor}: 6.2 or later is needed"));
+        }
+        if server.is_cluster {
+            return unsupported(format!(
+                "the server at {address} belongs to a Redis Cluster: a quorum needs independent servers"
+            ));
+        }
+        if server.role != "master" {
+            return unsupported(format!("the server at {address} is a replica: a quorum needs independent primaries"));
+        }
+        if server.eviction != "noeviction" {
+            let text = format!(
+                "the server at {address} may evict locks that are held: its `maxmemory-policy` is `{}` and must be \
+                 `noeviction` (`eviction=warn` in the URL allows it)",
+                server.eviction
+            );
+            match self.shared.settings.common.on_eviction {
+                OnEviction::Refuse => return unsupported(text),
+                OnEviction::Warn => tracing::warn!(backend = crate::errors::BACKEND, "{text}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Withdraws what earlier connections left.
+    async fn withdraw_residues(connection: &Connection<Self>, until: Instant) {
+        let now = Instant::now();
+        let live: Vec<_> = lock(&connection.protocol().residues).iter().filter(|it| it.until > now).cloned().collect();
+        for some in live.chunks(RESIDUES_IN_A_CALL) {
+            let request = |residue: &Residue| Request {
+                subject: Subject::Vote(residue.name.clone(), residue.vote),
+                operation: Operation::Withdraw { tombstone: Some(residue.until - now) },
+            };
+            let requests: Vec<_> = some.iter().map(request).collect();
+            let replies = Self::exchange(connection, &requests, until).await;
+            // Only now: this call may be cancelled while it waits.
+            if replies.iter().all(Result::is_ok) {
+                let is_done = |it: &Residue| some.iter().any(|done| done.vote == it.vote && done.name == it.name);
+                lock(&connection.protocol().residues).retain(|it| !is_done(it));
+            }
+        }
+    }
+
+    /// Notes in the bookkeeping of the claim what the server says.
+    fn note(&self, request: &Request, body: &Body, run: &RunId, sent: Stamp) {
+        let Some(claim) = request.claim() else { return };
+        let (slot, vote) = (Slot::of(claim), request.vote());
+        let confirmation = |ttl: Duration| {
+            let until = sent.plus(ttl.saturating_sub(Shared::margin(ttl)));
+            VoteConfirmation { run: run.clone(), sent, until }
+        };
+        if let Body::Vote(VoteReply::Voted { fence } | VoteReply::Held { fence, .. }) = *body {
+            slot.see_fence(fence);
+        }
+        match (request.operation, body) {
+            (Operation::Vote { ttl, .. }, Body::Vote(VoteReply::Accepted | VoteReply::Voted { .. })) => {
+                slot.note(claim, vote, self.number, Some(confirmation(ttl)));
+            }
+            (_, Body::Vote(_)) => slot.note(claim, vote, self.number, None),
+            (Operation::Hold { ttl, .. }, Body::Hold(reply)) => {
+                let holds = matches!(reply, HoldReply::Renewed | HoldReply::PutBack | HoldReply::Joined);
+                slot.note(claim, vote, self.number, holds.then(|| confirmation(ttl)));
+            }
+            _ => {}
+        }
+    }
+
+    /// Counts the requests of a claim that have no reply: the release of such a claim leaves a tombstone.
+    fn count(&self, request: &Request, is_sent: bool) {
+        if let (Some(claim), Operation::Vote { .. } | Operation::Hold { .. }) = (request.claim(), request.operation) {
+            Slot::of(claim).change(claim, request.vote(), |votes| match is_sent {
+                true => votes.sent(self.number),
+                false => votes.answered(self.number),
+            });
+        }
+    }
+
+    async fn send(
+        connection: &Connection<Self>,
+        requests: &[Request],
+        until: Instant,
+    ) -> Result<Vec<Result<Reply>>, Failure> {
+        let it = connection.protocol();
+        let run = connection.session().get().ok_or_else(Failure::aborted)?;
+        let now = it.stamp();
+        let holds: Vec<_> = requests.iter().map(|request| request.hold(it.number, run, now)).collect();
+        let script = &it.shared.scripts.exchange;
+        let mut call = script_call(script, requests.len() + 1);
+        call.arg(it.shared.keys.quorum());
+        let (mut packed, mut holders) = (Vec::with_capacity(30 * requests.len()), Vec::<String>::new());
+        for (request, hold) in requests.iter().zip(&holds) {
+            it.shared.keys.add_record(&mut call, request.name());
+            let holder = request.claim().filter(|_| request.has_holder(*hold)).map(|claim| {
+                // If the key has only a digest of the name, the record has to keep the name.
+                let named = !it.shared.keys.contains_name(claim.name());
+                claim.holder().encode(named.then(|| claim.name()))
+            });
+            let index = holder.map_or(0, |holder| {
+                let at = holders.iter().position(|known| *known == holder).unwrap_or_else(|| {
+                    holders.push(holder);
+                    holders.len() - 1
+                });
+                // After the two arguments for all requests. A call has far fewer requests than this can count.
+                u8::try_from(at + 3).unwrap_or(0)
+            });
+            request.pack(*hold, index, &mut packed);
+        }
+        let mut common = run.as_str().as_bytes().to_vec();
+        common.extend(u64::try_from(it.shared.settings.common.retention.as_micros()).unwrap_or(u64::MAX).to_be_bytes());
+        call.arg(common).arg(packed);
+        for holder in &holders {
+            call.arg(holder);
+        }
+        requests.iter().for_each(|request| it.count(request, true));
+        let sent = it.stamp();
+        let value = connection.run(script, &call, until).await?;
+        let operations =
+            requests.iter().zip(&holds).map(|(request, hold)| (request.operation, *hold == HoldRequest::Join));
+        let (time, bodies) = replies::exchanged(value, operations).ok_or(Failure::UnexpectedReply)?;
+        it.shared.observe(it.number, time);
+        let replies = requests.iter().zip(bodies).map(|(request, body)| {
+            it.count(request, false);
+            let body = body.map_err(|text| refused(&text))?;
+            it.note(request, &body, run, sent);
+            if body == Body::Vote(VoteReply::Unsettled) {
+                it.shared.unsettled.notify_one();
+            }
+            Ok(Reply { body })
+        });
+        Ok(replies.collect())
+    }
+}
+
+impl Protocol for Member {
+    type Request = Request;
+    type Reply = Reply;
+    /// The run of the server.
+    type Session = OnceLock<RunId>;
+
+    fn endpoint(&self) -> &Endpoint {
+        &self.shared.endpoints[self.number]
+    }
+
+    fn attachment(&self) -> &Attachment {
+        &self.shared.core
+    }
+
+    fn session(&self) -> Self::Session {
+        OnceLock::new()
+    }
+
+    fn channels(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn handle_message(&self, _channel: &[u8], _payload: &[u8]) {}
+
+    async fn check(connection: &Connection<Self>, until: Instant) -> Result<Result<()>, Failure> {
+        let it = connection.protocol();
+        let server = match Self::read(connection, false, until).await? {
+            Ok(server) => server,
+            Err(error) => return Ok(Err(error)),
+        };
+        if let Err(error) = it.check_requirements(&server) {
+            return Ok(Err(error));
+        }
+        let run = server.reading.run.clone();
+        let step = {
+            let mut settling = lock(&it.shared.settling);
+            settling.read(it.number, server.reading);
+            let step = settling.step(it.number);
+            if step.is_err() {
+                // This connection ends, and must not make the connections to other servers end too.
+                settling.unreachable(it.number);
+            }
+            step
+        };
+        match step {
+            Ok(SettlingStep::Settled) => {}
+            Ok(_) => it.shared.unsettled.notify_one(),
+            // A client with another list of servers would have a majority of its own.
+            Err(refused) => return Ok(Err(refused.into())),
+        }
+        let _ = connection.session().set(run);
+        Self::withdraw_residues(connection, until).await;
+        Ok(Ok(()))
+    }
+
+    fn has_options(_request: &Request) -> bool {
+        false
+    }
+
+    fn can_share_call(&self, _one: &Request, _other: &Request) -> bool {
+        true
+    }
+
+    async fn exchange(connection: &Connection<Self>, requests: &[Request], until: Instant) -> Vec<Result<Reply>> {
+        match Self::send(connection, requests, until).await {
+            Ok(replies) => replies,
+            Err(failure) => {
+                let error = Error::from(failure);
+                // A server that has replied with an error has done nothing.
+                if error.kind() != ErrorKind::Indeterminate {
+                    requests.iter().for_each(|request| connection.protocol().count(request, false));
+                }
+                requests.iter().map(|_| Err(error.clone())).collect()
+            }
+        }
+    }
+}
