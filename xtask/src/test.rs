@@ -58,7 +58,7 @@ const BACKENDS: &[Backend] = &[
     Backend {
         name: "redis",
         feature: Some("redis"),
-        targets: &["redis", "processes"],
+        targets: &["redis", "redis_quorum", "processes"],
         needs: &[needs::REDIS],
         named_server: None,
     },
@@ -137,6 +137,7 @@ const WEIGHTS: &[(&str, Weight)] = &[
     ("cli", Weight { threads: 6, percent: ALONE }),
     ("zk_ensemble", Weight { threads: 3, percent: ALONE }),
     ("etcd_cluster", Weight { threads: 3, percent: ALONE }),
+    ("redis_quorum", Weight { threads: 4, percent: ALONE }),
     ("zk", Weight { threads: 4, percent: ALONE }),
     ("etcd", Weight { threads: 4, percent: ALONE }),
     ("mysql_for_update", Weight { threads: 6, percent: ALONE }),

@@ -1,0 +1,285 @@
+//! One server of three fails while a client acquires, holds or releases. The client notices nothing, or a short delay.
+
+use std::time::{Duration, Instant};
+
+use leasehold::redis::QuorumBackend;
+use leasehold_conformance::harness::Fault;
+use leasehold_conformance::{DEADLINE, Data, Direct, Fixture, Route, run};
+use leasehold_core::backend::{AcquireOutcome, Delivery};
+use leasehold_core::{ErrorKind, LockClient, LockName};
+use leasehold_test_servers::RedisServer;
+
+use super::common::{SOON, Stopwatch, eventually, hold};
+use super::fixture::ThreeServers;
+use super::servers::Servers as _;
+use super::stored::{Stored, Vote};
+
+const TTL: Duration = Duration::from_secs(3);
+
+/// A hold of more than the ttl.
+const HOLD: Duration = Duration::from_secs(4);
+
+/// The bound of the requests to one server.
+const DELAY: Duration = Duration::from_millis(600);
+
+/// The server that fails.
+const ONE: usize = 2;
+
+/// A fault of one server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MinorityFault {
+    Down,
+    Paused,
+    /// Each of its replies comes a second late.
+    Slow,
+    /// It starts again without its data.
+    Restarted,
+    ClockForward,
+    ClockBack,
+}
+
+impl MinorityFault {
+    fn begin(self, fixture: &ThreeServers) {
+        let hour = 3_600_000_000;
+        let mut servers = fixture.deployment();
+        let server = servers.server_mut(ONE);
+        let done = match self {
+            Self::Down => server.kill(),
+            Self::Paused => server.pause(),
+            Self::Slow => {
+                let proxy = fixture.proxies().nth(ONE).expect("a proxy for each server");
+                proxy.apply(Fault::Delay { requests: Duration::ZERO, replies: Duration::from_secs(1) });
+                Ok(())
+            }
+            Self::Restarted => server.kill().and_then(|()| server.start_again(Data::Lost)),
+            Self::ClockForward => server.step_clock(hour),
+            Self::ClockBack => server.step_clock(-hour),
+        };
+        done.unwrap_or_else(|error| panic!("{self:?}: {error}"));
+    }
+
+    fn end(self, fixture: &ThreeServers) {
+        let hour = 3_600_000_000;
+        let mut servers = fixture.deployment();
+        let server = servers.server_mut(ONE);
+        let done = match self {
+            Self::Down => server.start_again(Data::Kept),
+            Self::Paused => server.resume(),
+            Self::Slow => {
+                fixture.proxies().nth(ONE).expect("a proxy for each server").heal();
+                Ok(())
+            }
+            Self::Restarted => Ok(()),
+            Self::ClockForward => server.step_clock(-hour),
+            Self::ClockBack => server.step_clock(hour),
+        };
+        done.unwrap_or_else(|error| panic!("{self:?} does not end: {error}"));
+    }
+}
+
+fn case<C, F>(case: C)
+where
+    C: FnOnce(ThreeServers) -> F + Send + 'static,
+    F: Future<Output = ()>,
+{
+    run(DEADLINE * 3, || async { case(ThreeServers::new().await).await });
+}
+
+fn name(text: &str) -> LockName {
+    LockName::new(text).expect("a name")
+}
+
+async fn client(fixture: &ThreeServers) -> LockClient {
+    LockClient::builder(fixture.backend(Route::Faulty).await).ttl(TTL).wait(SOON).build().expect("a client")
+}
+
+/// The votes of all servers, as they say.
+fn votes(fixture: &ThreeServers, text: &str) -> Vec<Option<Vote>> {
+    Stored { servers: fixture.deployment().servers() }.votes(&name(text))
+}
+
+fn live(votes: &[Option<Vote>]) -> usize {
+    votes.iter().flatten().filter(|vote| !vote.left.is_zero()).count()
+}
+
+/// A fault during each phase of a lock, one after the other.
+fn shows_as_a_delay(fault: MinorityFault) {
+    case(async move |fixture| {
+        let (ann, bob) = (client(&fixture).await, client(&fixture).await);
+        let mut token = hold(&ann, "warm").await.fencing_token();
+        hold(&bob, "warm up").await.release().await.expect("a release");
+
+        // While it acquires and holds, until more than the ttl is over.
+        fault.begin(&fixture);
+        let stopwatch = Stopwatch::start();
+        let guard = hold(&ann, "held").await;
+        stopwatch.within(DELAY, "an acquire is delayed");
+        let begin = Instant::now();
+        while begin.elapsed() < HOLD {
+            assert!(guard.is_held(), "the lease was lost after {:?}", begin.elapsed());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let stopwatch = Stopwatch::start();
+        guard.release().await.expect("a release");
+        stopwatch.within(DELAY * 2, "a release is delayed");
+        let next = hold(&bob, "held").await;
+        stopwatch.within(DELAY * 4, "a handoff is delayed");
+        fault.end(&fixture);
+
+        // A lease from before the fault.
+        fault.begin(&fixture);
+        let begin = Instant::now();
+        while begin.elapsed() < HOLD {
+            assert!(next.is_held(), "the lease was lost after {:?}", begin.elapsed());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        fault.end(&fixture);
+        assert!(next.fencing_token() > token || fault == MinorityFault::ClockBack, "tokens rise");
+        token = next.fencing_token();
+        next.release().await.expect("a release");
+        let last = hold(&ann, "held").await;
+        assert!(last.fencing_token() > token, "tokens rise");
+    });
+}
+
+#[test]
+fn a_server_that_is_down_shows_as_a_delay() {
+    shows_as_a_delay(MinorityFault::Down);
+}
+
+#[test]
+fn a_server_that_is_paused_shows_as_a_delay() {
+    shows_as_a_delay(MinorityFault::Paused);
+}
+
+#[test]
+fn a_slow_server_shows_as_a_delay() {
+    shows_as_a_delay(MinorityFault::Slow);
+}
+
+#[test]
+fn a_server_that_is_restarted_without_its_data_shows_as_a_delay() {
+    shows_as_a_delay(MinorityFault::Restarted);
+}
+
+#[test]
+fn a_server_whose_clock_is_set_forward_shows_as_a_delay() {
+    shows_as_a_delay(MinorityFault::ClockForward);
+}
+
+#[test]
+fn a_server_whose_clock_is_set_back_shows_as_a_delay() {
+    shows_as_a_delay(MinorityFault::ClockBack);
+}
+
+/// The vote of a claim that was refused is gone from every server when the call returns.
+#[test]
+fn a_refused_claim_leaves_no_vote() {
+    case(async |fixture| {
+        let (ann, bob) = (Direct::warm(&fixture, Route::Clear).await, Direct::warm(&fixture, Route::Clear).await);
+        let (lock, ttl) = (name("refused"), TTL);
+        let held = ann.claim(&lock);
+        ann.granted(&held, ttl).await;
+        // A server of which the holder has no vote: the refused claim gets it, and must give it back.
+        let key = Stored::key(&lock);
+        fixture.deployment().side().command(&["DEL", &key]).expect("a key");
+        let refused = bob.acquire(&bob.claim(&lock), ttl).await.expect("an attempt");
+        assert!(matches!(refused, AcquireOutcome::Contended { .. }), "{refused:?}");
+        let after = votes(&fixture, "refused");
+        assert_eq!(live(&after), 2, "the refused claim has left its vote");
+        // The holder joins the server with its next renewals.
+        let place = leasehold_core::backend::PlaceNumber::NONE;
+        for _ in 0..2 {
+            ann.renew(leasehold_core::backend::RenewRequest::new(held.clone(), place, ttl)).await;
+        }
+        let owners: std::collections::HashSet<_> =
+            votes(&fixture, "refused").iter().flatten().map(|it| it.owner).collect();
+        assert_eq!((live(&votes(&fixture, "refused")), owners.len()), (3, 1), "the holder has all votes");
+        ann.release(&held, Delivery::Confirmed).await.expect("a release");
+        eventually("no vote is left", || live(&votes(&fixture, "refused")) == 0).await;
+    });
+}
+
+/// All servers are restarted without their data, one after the other. The holder puts its votes back, so that it holds
+/// all the time, and later tokens are higher.
+#[test]
+fn a_rolling_restart_loses_no_lease() {
+    case(async |fixture| {
+        let url = fixture.url(Route::Clear, "").replace("longest_ttl=30s", "longest_ttl=6s");
+        let client = || async {
+            let backend = QuorumBackend::connect(&url).await.expect("a quorum");
+            LockClient::builder(backend).ttl(TTL * 2).wait(SOON).build().expect("a client")
+        };
+        let (ann, bob) = (client().await, client().await);
+        let guard = hold(&ann, "rolling").await;
+        for server in 0..3 {
+            {
+                let mut servers = fixture.deployment();
+                servers.server_mut(server).kill().expect("a kill");
+                servers.server_mut(server).start_again(Data::Lost).expect("a start");
+            }
+            let stopwatch = Stopwatch::start();
+            eventually("the vote is put back", || live(&votes(&fixture, "rolling")) == 3).await;
+            let settled = || {
+                let servers = fixture.deployment();
+                let server: &RedisServer = &servers.servers()[server];
+                let run = server.info("server", "run_id").unwrap_or_default();
+                let state = server.command(&["GET", &format!("{}quorum", super::fixture::PREFIX)]);
+                state.is_ok_and(|state| state.text().contains(&run))
+            };
+            eventually("the server is settled", settled).await;
+            stopwatch.not_before(Duration::from_secs(5), "a server that lost its data votes early");
+            assert!(guard.is_held(), "the lease was lost");
+        }
+        let busy = bob.lock("rolling").try_acquire().await.expect("an attempt");
+        assert!(busy.is_none(), "a second holder");
+        let token = guard.fencing_token();
+        guard.release().await.expect("a release");
+        assert!(hold(&bob, "rolling").await.fencing_token() > token, "tokens rise");
+    });
+}
+
+/// Clients that name the servers differently would each have a majority of their own.
+#[test]
+fn other_lists_of_the_servers_are_refused() {
+    case(async |fixture| {
+        let url = fixture.url(Route::Clear, "");
+        let first = QuorumBackend::connect(&url).await.expect("a quorum");
+        let first = LockClient::builder(first).ttl(TTL).build().expect("a client");
+        hold(&first, "x").await.release().await.expect("a release");
+        let (begin, rest) = url.split_once('@').expect("a user");
+        let (hosts, end) = rest.split_once('/').expect("a path");
+        let hosts: Vec<&str> = hosts.split(',').collect();
+        let [one, two, three] = hosts[..] else { panic!("three hosts: {hosts:?}") };
+        let localhost = |host: &str| host.replace("127.0.0.1", "localhost");
+        for (list, hint) in [
+            (format!("{two},{one},{three}"), "order"),
+            (format!("{one},{two},{}", localhost(one)), "s"),
+            (format!("{one},{two},{three},{}", localhost(one)), "one of 3"),
+        ] {
+            let error = QuorumBackend::connect(&format!("{begin}@{list}/{end}")).await.expect_err("another list");
+            assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains(hint), "{list}: {error}");
+        }
+        let other = QuorumBackend::connect(&url.replace("longest_ttl=30s", "longest_ttl=24s")).await;
+        assert!(other.expect_err("another ttl").to_string().contains("longest_ttl"));
+    });
+}
+
+/// Without a majority, the error names each server that is missing, and why.
+#[test]
+fn an_error_names_each_server_and_why() {
+    case(async |fixture| {
+        let ann = Direct::warm(&fixture, Route::Clear).await;
+        let addresses: Vec<_> = fixture.deployment().servers().iter().map(|server| server.addr().to_string()).collect();
+        fixture.deployment().server_mut(0).kill().expect("a kill");
+        fixture.deployment().server_mut(1).pause().expect("a pause");
+        let error = ann.acquire(&ann.claim(&name("few")), TTL).await.expect_err("no majority");
+        let text = error.to_string();
+        assert!(text.contains("2 of 3 servers are needed"), "{text}");
+        assert!(
+            text.contains(&addresses[0]) && text.contains(&addresses[1]) && !text.contains(&addresses[2]),
+            "{text}"
+        );
+        fixture.deployment().server_mut(1).resume().expect("a resume");
+    });
+}
