@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use leasehold_core::Result;
 use leasehold_core::backend::kit::{Connecting, Lookups, TlsFiles};
+use leasehold_core::{Error, ErrorKind, Result};
 
-use crate::settings;
+use crate::errors::BACKEND;
+use crate::settings::{self, OnEviction};
 
 pub(crate) struct Endpoint {
     /// With the files as first read.
@@ -34,5 +35,34 @@ impl Endpoint {
             lookups: Lookups::default(),
             timeout,
         })
+    }
+
+    /// Checks what every server needs to be used for locks.
+    ///
+    /// # Errors
+    /// `Unsupported`, with what is missing.
+    pub(crate) fn check_requirements(
+        &self,
+        version: (u32, u32),
+        eviction: &str,
+        on_eviction: OnEviction,
+    ) -> Result<()> {
+        let address = &self.address;
+        if version < (6, 2) {
+            let (major, minor) = version;
+            let text = format!("the server at {address} is Redis {major}.{minor}: 6.2 or later is needed");
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
+        if eviction != "noeviction" {
+            let text = format!(
+                "the server at {address} may evict locks that are held: its `maxmemory-policy` is `{eviction}` and \
+                 must be `noeviction` (`eviction=warn` in the URL allows it)"
+            );
+            match on_eviction {
+                OnEviction::Refuse => return Err(Error::new(ErrorKind::Unsupported, text)),
+                OnEviction::Warn => tracing::warn!(backend = BACKEND, "{text}"),
+            }
+        }
+        Ok(())
     }
 }

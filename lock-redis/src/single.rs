@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_core::backend::kit::restart::{CheckContext, Decision, Quarantine, UnknownFormat};
 use leasehold_core::backend::kit::{Attachment, lock};
 use leasehold_core::backend::{Event, OwnerToken};
-use leasehold_core::{Error, ErrorKind, FencingToken, Result};
+use leasehold_core::{Error, FencingToken, Result};
 use tokio::time::Instant;
 
 use crate::connection::{Connection, script_call};
@@ -15,7 +15,6 @@ use crate::errors::{Failure, not_connected, refused};
 use crate::exchange::{Reply, Request, exchange};
 use crate::protocol::Protocol;
 use crate::replies;
-use crate::settings::OnEviction;
 use crate::shared::Shared;
 
 impl Protocol for Shared {
@@ -117,8 +116,9 @@ impl Connection {
             }
             let value = self.run(&shared.scripts.epoch, &call, until).await?;
             let server = replies::server(value).ok_or(Failure::UnexpectedReply)?;
+            let on_eviction = shared.settings.on_eviction;
             if write.is_none()
-                && let Err(error) = self.check_requirements(&server)
+                && let Err(error) = shared.endpoint.check_requirements(server.version, &server.eviction, on_eviction)
             {
                 return Ok(Err(error));
             }
@@ -145,30 +145,5 @@ impl Connection {
         *lock(self.session()) =
             Quarantine::new(grants, Instant::now(), crate::errors::BACKEND, &shared.endpoint.address);
         Ok(Ok(()))
-    }
-
-    fn check_requirements(&self, server: &replies::Server) -> Result<()> {
-        let address = &self.protocol().endpoint.address;
-        if server.version < (6, 2) {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "the server at {address} is Redis {}.{}: 6.2 or later is needed",
-                    server.version.0, server.version.1
-                ),
-            ));
-        }
-        if server.eviction != "noeviction" {
-            let text = format!(
-                "the server at {address} may evict locks that are held: its `maxmemory-policy` is `{}` and must be \
-                 `noeviction` (`eviction=warn` in the URL allows it)",
-                server.eviction
-            );
-            match self.protocol().settings.on_eviction {
-                OnEviction::Refuse => return Err(Error::new(ErrorKind::Unsupported, text)),
-                OnEviction::Warn => tracing::warn!(backend = crate::errors::BACKEND, "{text}"),
-            }
-        }
-        Ok(())
     }
 }

@@ -17,7 +17,6 @@ use crate::connection::{Connection, script_call};
 use crate::endpoint::Endpoint;
 use crate::errors::{Failure, refused};
 use crate::protocol::Protocol;
-use crate::settings::OnEviction;
 
 /// Withdrawals that a server did not confirm. Beyond this many, the oldest is dropped: its vote ends with its ttl.
 const MOST_RESIDUES: usize = 1000;
@@ -96,10 +95,6 @@ impl Member {
     fn check_requirements(&self, server: &replies::Server) -> Result<()> {
         let address = self.address();
         let unsupported = |text: String| Err(Error::new(ErrorKind::Unsupported, text));
-        if server.version < (6, 2) {
-            let (major, minor) = server.version;
-            return unsupported(format!("the server at {address} is Redis {major}.{minor}: 6.2 or later is needed"));
-        }
         if server.is_cluster {
             return unsupported(format!(
                 "the server at {address} belongs to a Redis Cluster: a quorum needs independent servers"
@@ -108,18 +103,8 @@ impl Member {
         if server.role != "master" {
             return unsupported(format!("the server at {address} is a replica: a quorum needs independent primaries"));
         }
-        if server.eviction != "noeviction" {
-            let text = format!(
-                "the server at {address} may evict locks that are held: its `maxmemory-policy` is `{}` and must be \
-                 `noeviction` (`eviction=warn` in the URL allows it)",
-                server.eviction
-            );
-            match self.shared.settings.common.on_eviction {
-                OnEviction::Refuse => return unsupported(text),
-                OnEviction::Warn => tracing::warn!(backend = crate::errors::BACKEND, "{text}"),
-            }
-        }
-        Ok(())
+        let on_eviction = self.shared.settings.common.on_eviction;
+        self.endpoint().check_requirements(server.version, &server.eviction, on_eviction)
     }
 
     /// Withdraws what earlier connections left.
