@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::kit::quorum::Quorum;
-use leasehold_core::backend::kit::{PerRuntime, TlsFiles, lock, require_timers};
+use leasehold_core::backend::kit::{PerRuntime, TlsFiles, require_timers};
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Admin, Capabilities, CoreHandle, LockBackend, ReleaseOutcome, ReleaseRequest,
     RenewReplies, RenewRequest, Stamp, WatchNames,
@@ -74,7 +74,6 @@ impl QuorumBackend {
         if let Some(refused) = connections.iter().filter_map(|it| it.last_error()).find(is_refused) {
             return Err(refused);
         }
-        it.check_servers(&connections, until).await?;
         Ok(it)
     }
 
@@ -162,23 +161,6 @@ impl QuorumBackend {
         });
         let reasons: Vec<_> = reasons.collect();
         format!("{majority} of {servers} servers are needed: {}", reasons.join("; "))
-    }
-
-    /// Refuses servers that do not belong together.
-    async fn check_servers(&self, connections: &Connections, until: Instant) -> Result<()> {
-        for (server, manager) in connections.iter().enumerate().filter(|(_, manager)| manager.is_connected()) {
-            let until = share(until, self.shared.quorum.servers() - server);
-            let read = async { Member::read(&*manager.connection(until).await?, false, until).await? };
-            // A server that fails now is used as soon as it replies.
-            if let Ok(read) = read.await {
-                lock(&self.shared.settling).read(server, read.reading);
-            }
-        }
-        let settling = lock(&self.shared.settling);
-        for server in 0..self.shared.quorum.servers() {
-            settling.step(server)?;
-        }
-        Ok(())
     }
 
     /// When a stamp is reached, on tokio's clock.
