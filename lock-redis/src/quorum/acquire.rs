@@ -8,14 +8,13 @@ use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Claim, Confirmation, Grant, PlaceNumber, RenewReply, RenewRequest, Stamp,
     WITHDRAWN_TTL,
 };
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use tokio::time::Instant;
 
 use super::backend::{Connections, QuorumBackend, too_few};
-use super::member::Reply;
 use super::pending::Pending;
 use super::replies::Body;
-use super::request::{Operation, Request, token};
+use super::request::{Operation, Request};
 use super::shared::Shared;
 use super::slot::{Slot, Vote};
 
@@ -32,7 +31,7 @@ struct Acquiring<'a> {
     claim: &'a Claim,
     vote: Vote,
     tally: Tally,
-    pending: Pending<Reply>,
+    pending: Pending<Body>,
     /// Why a server could not be used, if it said so.
     errors: Vec<Option<Error>>,
     /// When the newest requests were sent, and the end of the wait for their replies.
@@ -82,7 +81,7 @@ impl QuorumBackend {
         let request = RenewRequest::new(claim.clone(), PlaceNumber::NONE, ttl);
         match self.renew_one(request, until).await? {
             RenewReply::Renewed(confirmation) => {
-                Ok(Some(AcquireOutcome::Granted(Grant::new(token(held), confirmation))))
+                Ok(Some(AcquireOutcome::Granted(Grant::new(FencingToken::new(held), confirmation))))
             }
             RenewReply::Unknown(error) => Err(error),
             _ => Ok(None),
@@ -125,10 +124,10 @@ impl QuorumBackend {
             match it.tally.decide(core.stamp()) {
                 Decision::Wait { until } => it.receive(until).await?,
                 Decision::Raise { token } => it.raise(token),
-                Decision::Granted { token: told } => {
-                    Slot::of(claim).told(told);
+                Decision::Granted { token } => {
+                    Slot::of(claim).told(token);
                     let confirmation = Confirmation { ttl, sent, place: PlaceNumber::NONE };
-                    return Ok(Ok(AcquireOutcome::Granted(Grant::new(token(told), confirmation))));
+                    return Ok(Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(token), confirmation))));
                 }
                 Decision::GiveUp(why) => return it.give_up(why).await,
             }
@@ -204,8 +203,7 @@ impl Acquiring<'_> {
 
     /// Waits for one reply, but not beyond this time.
     async fn receive(&mut self, until: Option<Stamp>) -> Result<()> {
-        let patience = until.map(|until| self.backend.instant(until)).transpose()?;
-        let end = patience.map_or(self.until, |patience| patience.min(self.until));
+        let end = self.backend.earlier(until, self.until)?;
         match self.pending.next(end).await {
             Some((server, reply)) => self.take(server, reply),
             None if end < self.until && !self.pending.is_empty() => {}
@@ -214,13 +212,13 @@ impl Acquiring<'_> {
         Ok(())
     }
 
-    fn take(&mut self, server: usize, reply: Option<Result<Reply>>) {
+    fn take(&mut self, server: usize, reply: Option<Result<Body>>) {
         match reply {
-            Some(Ok(Reply { body: Body::Vote(reply) })) => {
+            Some(Ok(Body::Vote(reply))) => {
                 let now = self.backend.shared.core().map_or(Stamp::ZERO, |core| core.stamp());
                 self.tally.reply(server, reply, now);
             }
-            Some(Ok(Reply { body: Body::Raise(reply) })) => self.tally.raise_reply(server, reply),
+            Some(Ok(Body::Raise(reply))) => self.tally.raise_reply(server, reply),
             Some(Err(error)) => {
                 match error.kind() {
                     ErrorKind::Indeterminate => self.tally.no_reply(server),
@@ -273,9 +271,7 @@ impl Acquiring<'_> {
         for withdrawal in self.tally.to_withdraw().collect::<Vec<_>>() {
             let tombstone = withdrawal.tombstone.then(|| WITHDRAWN_TTL.max(self.ttl));
             let request = Request::of(self.claim.clone(), self.vote, Operation::Withdraw { tombstone });
-            if let Some(reply) = self.connections[withdrawal.server].queue(request, self.until) {
-                pending.push(withdrawal.server, reply);
-            }
+            pending.extend(withdrawal.server, self.connections[withdrawal.server].queue(request, self.until));
         }
         while let Some((server, reply)) = pending.next(self.until).await {
             if matches!(reply, Some(Ok(_))) {

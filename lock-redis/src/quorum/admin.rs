@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::backend::{Connections, QuorumBackend, share};
 use super::pending::Pending;
 use super::replies::{self, Body, Record};
-use super::request::{Operation, Request, Subject, token};
+use super::request::{Operation, Request, Subject};
 use super::slot::Vote;
 use crate::connection::script_call;
 use crate::errors::{Failure, refused};
@@ -77,7 +77,7 @@ fn seen(records: &[Record], majority: usize) -> Seen {
         Some((record.vote, FencingToken::new(token), ends, holder))
     });
     let fence = records.iter().map(|record| record.fence).max().unwrap_or(0);
-    Seen { lease, token: token_of.map(token), fence }
+    Seen { lease, token: token_of.map(FencingToken::new), fence }
 }
 
 const fn severity(status: &CheckStatus) -> u8 {
@@ -125,22 +125,18 @@ impl Admin for QuorumBackend {
             let (mut accepted, mut highest) = (0, raised);
             while let Some((_, reply)) = pending.next(until).await {
                 match reply {
-                    Some(Ok(reply)) if reply.body == Body::Break(Ok(())) => {
+                    Some(Ok(Body::Break(Ok(())))) => {
                         accepted += 1;
                         if accepted >= self.shared.quorum.majority() {
                             break;
                         }
                     }
-                    Some(Ok(reply)) => {
-                        if let Body::Break(Err(fence)) = reply.body {
-                            highest = highest.max(fence);
-                        }
-                    }
+                    Some(Ok(Body::Break(Err(fence)))) => highest = highest.max(fence),
                     _ => {}
                 }
             }
             if accepted >= self.shared.quorum.majority() {
-                return Ok(Some(token(raised)));
+                return Ok(Some(FencingToken::new(raised)));
             }
             raised = highest + 1;
         }

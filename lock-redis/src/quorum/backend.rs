@@ -163,9 +163,10 @@ impl QuorumBackend {
         format!("{majority} of {servers} servers are needed: {}", reasons.join("; "))
     }
 
-    /// When a stamp is reached, on tokio's clock.
-    pub(super) fn instant(&self, at: Stamp) -> Result<Instant> {
-        Ok(Instant::now() + at.since(self.shared.core()?.stamp()))
+    /// The earlier of a stamp, if there is one, and a time, on tokio's clock.
+    pub(super) fn earlier(&self, stamp: Option<Stamp>, until: Instant) -> Result<Instant> {
+        let Some(stamp) = stamp else { return Ok(until) };
+        Ok(until.min(Instant::now() + stamp.since(self.shared.core()?.stamp())))
     }
 
     pub(super) fn members(&self) -> &[Arc<Member>] {

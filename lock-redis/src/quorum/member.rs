@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use leasehold_core::backend::kit::quorum::{HoldReply, HoldRequest, RunId, SettlingStep, VoteConfirmation, VoteReply};
+use leasehold_core::backend::kit::quorum::{HoldRequest, RunId, SettlingStep, VoteConfirmation, VoteReply, Votes};
 use leasehold_core::backend::kit::{Attachment, lock};
 use leasehold_core::backend::{CoreHandle, Stamp, WITHDRAWN_TTL};
 use leasehold_core::{Error, ErrorKind, LockName, Result};
@@ -37,11 +37,6 @@ struct Residue {
     name: LockName,
     vote: Vote,
     until: Instant,
-}
-
-/// A reply, and what belongs to it.
-pub(super) struct Reply {
-    pub(super) body: Body,
 }
 
 impl Member {
@@ -129,7 +124,7 @@ impl Member {
     /// Notes in the bookkeeping of the claim what the server says.
     fn note(&self, request: &Request, body: &Body, run: &RunId, sent: Stamp) {
         let Some(claim) = request.claim() else { return };
-        let (slot, vote) = (Slot::of(claim), request.vote());
+        let (slot, number) = (Slot::of(claim), self.number);
         let confirmation = |ttl: Duration| {
             let until = sent.plus(ttl.saturating_sub(Shared::margin(ttl)));
             VoteConfirmation { run: run.clone(), sent, until }
@@ -137,26 +132,23 @@ impl Member {
         if let Body::Vote(VoteReply::Voted { fence } | VoteReply::Held { fence, .. }) = *body {
             slot.see_fence(fence);
         }
-        match (request.operation, body) {
-            (Operation::Vote { ttl, .. }, Body::Vote(VoteReply::Accepted | VoteReply::Voted { .. })) => {
-                slot.note(claim, vote, self.number, Some(confirmation(ttl)));
+        slot.change(claim, request.vote(), |votes| match (request.operation, body) {
+            (Operation::Vote { ttl, .. }, Body::Vote(reply)) => {
+                votes.answered(number);
+                match reply {
+                    VoteReply::Accepted | VoteReply::Voted { .. } => votes.confirmed(number, confirmation(ttl)),
+                    _ => votes.missing(number),
+                }
             }
-            (_, Body::Vote(_)) => slot.note(claim, vote, self.number, None),
-            (Operation::Hold { ttl, .. }, Body::Hold(reply)) => {
-                let holds = matches!(reply, HoldReply::Renewed | HoldReply::PutBack | HoldReply::Joined);
-                slot.note(claim, vote, self.number, holds.then(|| confirmation(ttl)));
-            }
+            (Operation::Hold { ttl, .. }, Body::Hold(reply)) => votes.reply(number, *reply, confirmation(ttl)),
             _ => {}
-        }
+        });
     }
 
-    /// Counts the requests of a claim that have no reply: the release of such a claim leaves a tombstone.
-    fn count(&self, request: &Request, is_sent: bool) {
+    /// Counts a request of a claim that has no reply, or one less: the release of such a claim leaves a tombstone.
+    fn count(&self, request: &Request, count: fn(&mut Votes, usize)) {
         if let (Some(claim), Operation::Vote { .. } | Operation::Hold { .. }) = (request.claim(), request.operation) {
-            Slot::of(claim).change(claim, request.vote(), |votes| match is_sent {
-                true => votes.sent(self.number),
-                false => votes.answered(self.number),
-            });
+            Slot::of(claim).change(claim, request.vote(), |votes| count(votes, self.number));
         }
     }
 
@@ -164,7 +156,7 @@ impl Member {
         connection: &Connection<Self>,
         requests: &[Request],
         until: Instant,
-    ) -> Result<Vec<Result<Reply>>, Failure> {
+    ) -> Result<Vec<Result<Body>>, Failure> {
         let it = connection.protocol();
         let run = connection.session().get().ok_or_else(Failure::aborted)?;
         let now = it.stamp();
@@ -196,7 +188,7 @@ impl Member {
         for holder in &holders {
             call.arg(holder);
         }
-        requests.iter().for_each(|request| it.count(request, true));
+        requests.iter().for_each(|request| it.count(request, Votes::sent));
         let sent = it.stamp();
         let value = connection.run(script, &call, until).await?;
         let operations =
@@ -204,13 +196,15 @@ impl Member {
         let (time, bodies) = replies::exchanged(value, operations).ok_or(Failure::UnexpectedReply)?;
         it.shared.observe(it.number, time);
         let replies = requests.iter().zip(bodies).map(|(request, body)| {
-            it.count(request, false);
-            let body = body.map_err(|text| refused(&text))?;
+            let body = body.map_err(|text| {
+                it.count(request, Votes::answered);
+                refused(&text)
+            })?;
             it.note(request, &body, run, sent);
             if body == Body::Vote(VoteReply::Unsettled) {
                 it.shared.unsettled.notify_one();
             }
-            Ok(Reply { body })
+            Ok(body)
         });
         Ok(replies.collect())
     }
@@ -218,7 +212,7 @@ impl Member {
 
 impl Protocol for Member {
     type Request = Request;
-    type Reply = Reply;
+    type Reply = Body;
     /// The run of the server.
     type Session = OnceLock<RunId>;
 
@@ -279,14 +273,14 @@ impl Protocol for Member {
         true
     }
 
-    async fn exchange(connection: &Connection<Self>, requests: &[Request], until: Instant) -> Vec<Result<Reply>> {
+    async fn exchange(connection: &Connection<Self>, requests: &[Request], until: Instant) -> Vec<Result<Body>> {
         match Self::send(connection, requests, until).await {
             Ok(replies) => replies,
             Err(failure) => {
                 let error = Error::from(failure);
                 // A server that has replied with an error has done nothing.
                 if error.kind() != ErrorKind::Indeterminate {
-                    requests.iter().for_each(|request| connection.protocol().count(request, false));
+                    requests.iter().for_each(|request| connection.protocol().count(request, Votes::answered));
                 }
                 requests.iter().map(|_| Err(error.clone())).collect()
             }

@@ -1,12 +1,11 @@
 //! Releases a lock: withdraws the vote from all servers.
 
+use leasehold_core::Result;
 use leasehold_core::backend::kit::quorum::{ReleaseDecision, ReleaseTally};
 use leasehold_core::backend::{Delivery, ReleaseOutcome, ReleaseRequest, WITHDRAWN_TTL};
-use leasehold_core::{Error, ErrorKind, Result};
 use tokio::time::Instant;
 
 use super::backend::QuorumBackend;
-use super::member::Reply;
 use super::pending::Pending;
 use super::replies::Body;
 use super::request::{Operation, Request};
@@ -46,9 +45,9 @@ impl QuorumBackend {
                 ReleaseDecision::Ended(outcome) => break Some(outcome),
                 ReleaseDecision::Unknown => break None,
             };
-            let end = patience.map(|at| self.instant(at)).transpose()?.map_or(until, |at| at.min(until));
+            let end = self.earlier(patience, until)?;
             match pending.next(end).await {
-                Some((server, Some(Ok(Reply { body: Body::Withdraw(reply) })))) => {
+                Some((server, Some(Ok(Body::Withdraw(reply))))) => {
                     left.retain(|other| *other != server);
                     tally.reply(server, reply, core.stamp());
                 }
@@ -70,10 +69,6 @@ impl QuorumBackend {
             left.iter().for_each(|server| members[*server].leave(&withdrawal, ttl));
         };
         tokio::spawn(rest);
-        outcome.ok_or_else(|| {
-            let (majority, servers) = (shared.quorum.majority(), shared.quorum.servers());
-            let text = format!("fewer than {majority} of {servers} servers confirmed the release");
-            Error::new(ErrorKind::Indeterminate, text)
-        })
+        outcome.ok_or_else(|| shared.unconfirmed("the release"))
     }
 }

@@ -1,16 +1,14 @@
 //! Renews leases on all servers, and joins those that do not vote for them.
 
-use std::sync::Arc;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
+use leasehold_core::Result;
 use leasehold_core::backend::kit::lock;
 use leasehold_core::backend::kit::quorum::{RenewOutcome, RenewTally};
-use leasehold_core::backend::{Confirmation, PlaceNumber, RenewPolicy, RenewReplies, RenewReply, RenewRequest};
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::backend::{Confirmation, PlaceNumber, RenewPolicy, RenewReplies, RenewReply, RenewRequest, Stamp};
 use tokio::time::Instant;
 
 use super::backend::QuorumBackend;
-use super::member::Reply;
 use super::pending::Pending;
 use super::replies::Body;
 use super::request::{Operation, Request};
@@ -31,6 +29,11 @@ impl QuorumBackend {
         let mut pending = Pending::new();
         // Before the first request: the validity counts from it.
         let sent = core.stamp();
+        let put = |index: usize, tally: &RenewTally| {
+            if let Some(reply) = self.reply(&requests[index], tally, sent) {
+                replies.put(index, reply);
+            }
+        };
         for (index, request) in requests.iter().enumerate() {
             let claim = &request.claim;
             let slot = Slot::of(claim);
@@ -48,19 +51,19 @@ impl QuorumBackend {
                     }
                 }
             }
-            put(requests, index, &tallies[index], sent, replies, self);
+            put(index, &tallies[index]);
         }
         while let Some((number, reply)) = pending.next(until).await {
             let (index, server) = (number / servers, number % servers);
             match reply {
-                Some(Ok(Reply { body: Body::Hold(reply) })) => tallies[index].reply(server, reply),
+                Some(Ok(Body::Hold(reply))) => tallies[index].reply(server, reply),
                 _ => tallies[index].no_reply(server),
             }
-            put(requests, index, &tallies[index], sent, replies, self);
+            put(index, &tallies[index]);
         }
         for (index, tally) in tallies.iter_mut().enumerate() {
             tally.end();
-            put(requests, index, tally, sent, replies, self);
+            put(index, tally);
         }
         Ok(())
     }
@@ -77,33 +80,18 @@ impl QuorumBackend {
         let reply = lock(&reply).take();
         Ok(reply.unwrap_or(RenewReply::Lost))
     }
-}
 
-/// Gives the reply to a request, as soon as it is certain.
-fn put(
-    requests: &[RenewRequest],
-    index: usize,
-    tally: &RenewTally,
-    sent: leasehold_core::backend::Stamp,
-    replies: &RenewReplies,
-    backend: &QuorumBackend,
-) {
-    let request = &requests[index];
-    let reply = match tally.outcome() {
-        None => return,
-        Some(RenewOutcome::Renewed) => {
-            RenewReply::Renewed(Confirmation { ttl: request.ttl, sent, place: PlaceNumber::NONE })
-        }
-        Some(RenewOutcome::Lost) => {
-            Slot::of(&request.claim).forget_lease();
-            RenewReply::Lost
-        }
-        Some(RenewOutcome::Unknown) => {
-            let majority = backend.shared.quorum.majority();
-            let servers = backend.shared.quorum.servers();
-            let text = format!("fewer than {majority} of {servers} servers confirmed the lease");
-            RenewReply::Unknown(Error::new(ErrorKind::Indeterminate, text))
-        }
-    };
-    replies.put(index, reply);
+    /// The reply to a request, as soon as it is certain.
+    fn reply(&self, request: &RenewRequest, tally: &RenewTally, sent: Stamp) -> Option<RenewReply> {
+        Some(match tally.outcome()? {
+            RenewOutcome::Renewed => {
+                RenewReply::Renewed(Confirmation { ttl: request.ttl, sent, place: PlaceNumber::NONE })
+            }
+            RenewOutcome::Lost => {
+                Slot::of(&request.claim).forget_lease();
+                RenewReply::Lost
+            }
+            RenewOutcome::Unknown => RenewReply::Unknown(self.shared.unconfirmed("the lease")),
+        })
+    }
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use leasehold_core::LockName;
 use leasehold_core::backend::kit::quorum::{HoldRequest, RunId};
 use leasehold_core::backend::{Claim, Stamp};
-use leasehold_core::{FencingToken, LockName};
 
 use super::slot::{Slot, Vote};
 use crate::shared::millis;
@@ -105,9 +105,4 @@ impl Request {
             _ => false,
         }
     }
-}
-
-/// The token of a lease.
-pub(super) const fn token(token: u64) -> FencingToken {
-    FencingToken::new(token)
 }

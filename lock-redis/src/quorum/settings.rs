@@ -65,7 +65,6 @@ pub(super) fn read(text: &str) -> Result<(Quorum, Vec<redis::Client>, TlsFiles, 
         return Err(Error::invalid(format!("server {} of the quorum, {}, is named twice", at + 1, host.0)));
     }
     let client = |(host, port): &(String, u16)| {
-        let host = if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host.clone() };
         let scheme = if is_tls { "rediss" } else { "redis" };
         let mut one = Url::parse(&format!("{scheme}://{host}:{port}/{path}"))
             .map_err(|why| Error::invalid(format!("a host in the Redis URL cannot be used: {why}")))?;

@@ -62,10 +62,8 @@ async fn run(shared: &Shared, connections: &Connections) {
 async fn settle(shared: &Shared, connections: &Connections) -> bool {
     let mut to_read: Vec<(usize, bool)> = (0..shared.quorum.servers()).map(|server| (server, false)).collect();
     let until = Instant::now() + shared.timeout();
-    let mut is_again = true;
     // Each round writes or settles a server, so there are few. The bound is for other clients that do the same.
-    while is_again && Instant::now() < until {
-        is_again = false;
+    while !to_read.is_empty() && Instant::now() < until {
         for (server, since) in std::mem::take(&mut to_read) {
             read(shared, connections, server, since).await;
         }
@@ -83,7 +81,6 @@ async fn settle(shared: &Shared, connections: &Connections) -> bool {
                 Err(Refused { .. }) => break,
             }
         }
-        is_again |= !to_read.is_empty();
     }
     shared.settled.send_modify(|count| *count += 1);
     // A server that connects again notifies the settler if it does not vote.

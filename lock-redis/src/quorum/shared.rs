@@ -3,10 +3,10 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use leasehold_core::Result;
 use leasehold_core::backend::kit::quorum::{Guess, Quorum, Settling};
 use leasehold_core::backend::kit::{Attachment, TlsFiles, lock};
 use leasehold_core::backend::{Clock, CoreHandle, SystemClock};
+use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::{Notify, watch};
 
 use super::settings::QuorumSettings;
@@ -74,6 +74,13 @@ impl Shared {
 
     pub(super) fn core(&self) -> Result<&CoreHandle> {
         self.core.core()
+    }
+
+    /// The error of a request that fewer than a majority of the servers confirmed.
+    pub(super) fn unconfirmed(&self, what: &str) -> Error {
+        let (majority, servers) = (self.quorum.majority(), self.quorum.servers());
+        let text = format!("fewer than {majority} of {servers} servers confirmed {what}");
+        Error::new(ErrorKind::Indeterminate, text)
     }
 
     /// Notes the clock of a server, from a reply that has just arrived.

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use leasehold_core::backend::kit::lock;
-use leasehold_core::backend::kit::quorum::{HoldRequest, Quorum, RunId, VoteConfirmation, Votes};
+use leasehold_core::backend::kit::quorum::{HoldRequest, Quorum, RunId, Votes};
 use leasehold_core::backend::{Claim, Stamp};
 
 /// The name of an attempt at the servers: the owner token of its claim, with the number of the attempt.
@@ -108,14 +108,6 @@ impl Slot {
         {
             change(votes);
         }
-    }
-
-    /// Notes what a server says about a vote.
-    pub(super) fn note(&self, claim: &Claim, vote: &Vote, server: usize, confirmed: Option<VoteConfirmation>) {
-        self.change(claim, vote, |votes| match confirmed {
-            Some(confirmation) => votes.confirmed(server, confirmation),
-            None => votes.missing(server),
-        });
     }
 }
 
