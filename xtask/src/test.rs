@@ -145,16 +145,13 @@ const WEIGHTS: &[(&str, Weight)] = &[
     ("mysql", Weight { threads: 4, percent: 70 }),
     ("redis", Weight { threads: 6, percent: 35 }),
     ("sqlite", Weight { threads: 6, percent: 35 }),
-    ("etcd_processes", Weight { threads: 6, percent: 45 }),
-    ("zk_processes", Weight { threads: 6, percent: 45 }),
-    ("mysql_processes", Weight { threads: 6, percent: 45 }),
-    ("mysql_for_update_processes", Weight { threads: 6, percent: 45 }),
-    ("processes", Weight { threads: 6, percent: 45 }),
-    ("sqlite_processes", Weight { threads: 6, percent: 45 }),
     ("memory", Weight { threads: 6, percent: 10 }),
     ("saboteurs", Weight { threads: 6, percent: 10 }),
     ("third_party", Weight { threads: 6, percent: 10 }),
 ];
+
+/// The weight of the process cases of a store.
+const PROCESSES: Weight = Weight { threads: 6, percent: 45 };
 
 /// The weight of a program that is not in the list.
 const OTHER: Weight = Weight { threads: 6, percent: ALONE };
@@ -164,7 +161,8 @@ const DOC_TESTS: Weight = Weight { threads: 2, percent: IDLE };
 
 fn weight(program: &Program) -> (usize, Weight) {
     let found = WEIGHTS.iter().enumerate().find(|(_, (target, _))| *target == program.target);
-    found.map_or((WEIGHTS.len(), OTHER), |(place, (_, weight))| (place, *weight))
+    let other = if program.target.ends_with("processes") { PROCESSES } else { OTHER };
+    found.map_or((WEIGHTS.len(), other), |(place, (_, weight))| (place, *weight))
 }
 
 fn backend(name: &str) -> Result<&'static str> {
