@@ -12,8 +12,9 @@ use crate::metadata::{self, Metadata, Package};
 use crate::process::{self, End};
 use crate::report;
 
-/// The longest time that a test program may run. The slowest ones take a few minutes.
-const BOUND: Duration = Duration::from_secs(30 * 60);
+/// The longest time that a test program may run. The slowest ones take a few minutes, but those at the lowest priority
+/// run only while all others wait.
+const BOUND: Duration = Duration::from_secs(60 * 60);
 
 /// A program that cargo built.
 pub(crate) struct Program {
