@@ -111,6 +111,15 @@ pub(crate) enum Command {
         /// Kind of store
         store: SqlStore,
     },
+    /// Print the functions for a store whose users may not run scripts
+    ///
+    /// `leasehold functions redis | redis-cli -x FUNCTION LOAD` loads them. A store with `scripts=functions` in its URL
+    /// uses them. Load those of a new version before you use it.
+    #[cfg(feature = "redis")]
+    Functions {
+        /// Kind of store
+        store: FunctionStore,
+    },
     /// Print the least permissions that a user of the store needs
     #[command(subcommand)]
     #[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite", feature = "zk"))]
@@ -158,6 +167,14 @@ impl Command {
             _ => false,
         }
     }
+}
+
+/// The stores with functions.
+#[cfg(feature = "redis")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FunctionStore {
+    /// Redis 7.0 or later.
+    Redis,
 }
 
 /// The SQL stores.
@@ -218,6 +235,9 @@ pub(crate) enum Acl {
         /// Only the permissions of `status` and `watch`
         #[arg(long)]
         read_only: bool,
+        /// For a store with `scripts=functions` in its URL
+        #[arg(long)]
+        functions: bool,
         /// The `prefix` in the URL of the store
         #[arg(long, value_name = "TEXT", default_value_t = leasehold::redis::Settings::default().prefix)]
         prefix: String,
@@ -610,7 +630,9 @@ mod tests {
 
     #[test]
     fn the_help_of_a_subcommand_is_short() {
-        for name in ["run", "status", "ls", "watch", "break", "doctor", "acl", "schema", "completions", "man"] {
+        for name in
+            ["run", "status", "ls", "watch", "break", "doctor", "acl", "schema", "functions", "completions", "man"]
+        {
             let short = parse(&[name, "--help"]).unwrap_err().to_string();
             assert!(short.lines().count() <= 28, "{short}");
             assert_eq!(short, parse(&[name, "-h"]).unwrap_err().to_string());

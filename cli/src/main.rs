@@ -84,6 +84,8 @@ fn execute(cli: &Cli, output: Output) -> Result<Exit, Failure> {
         Command::Doctor(common) => in_runtime(doctor::doctor(common, output)),
         #[cfg(any(feature = "mysql", feature = "sqlite"))]
         Command::Schema { store } => pages::schema(*store),
+        #[cfg(feature = "redis")]
+        Command::Functions { store } => pages::functions(*store),
         #[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite", feature = "zk"))]
         Command::Acl(store) => pages::acl(store),
         Command::Completions { shell } => pages::completions(*shell),

@@ -65,6 +65,17 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
             ("Create the table in a MySQL or MariaDB database:", "leasehold schema mysql | mysql app"),
         ],
     ),
+    #[cfg(feature = "redis")]
+    (
+        "functions",
+        &[
+            ("Load the functions into a Redis server:", "leasehold functions redis | redis-cli -x FUNCTION LOAD"),
+            (
+                "Use them:",
+                "leasehold run nightly --store 'redis://locks@redis.internal/?scripts=functions' -- ./report.sh",
+            ),
+        ],
+    ),
     #[cfg(feature = "etcd")]
     (
         "etcd",

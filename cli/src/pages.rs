@@ -3,6 +3,8 @@
 use crate::args;
 #[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite", feature = "zk"))]
 use crate::args::Acl;
+#[cfg(feature = "redis")]
+use crate::args::FunctionStore;
 #[cfg(any(feature = "mysql", feature = "sqlite"))]
 use crate::args::SqlStore;
 use crate::exit::{Exit, Failure};
@@ -26,6 +28,14 @@ pub(crate) fn schema(store: SqlStore) -> Result<Exit, Failure> {
     }
 }
 
+/// `functions STORE`.
+#[cfg(feature = "redis")]
+pub(crate) fn functions(store: FunctionStore) -> Result<Exit, Failure> {
+    match store {
+        FunctionStore::Redis => print(&leasehold::redis::functions()),
+    }
+}
+
 /// `acl STORE`.
 #[cfg(any(feature = "etcd", feature = "mysql", feature = "redis", feature = "sqlite", feature = "zk"))]
 pub(crate) fn acl(store: &Acl) -> Result<Exit, Failure> {
@@ -44,11 +54,15 @@ pub(crate) fn acl(store: &Acl) -> Result<Exit, Failure> {
             print(&format!("{grants};\n"))
         }
         #[cfg(feature = "redis")]
-        Acl::Redis { operator, read_only, prefix } => {
+        Acl::Redis { operator, read_only, functions, prefix } => {
+            let calls = match functions {
+                true => leasehold::redis::ScriptCalls::Functions,
+                false => leasehold::redis::ScriptCalls::Eval,
+            };
             let rules = match (operator, read_only) {
-                (true, _) => leasehold::redis::operator_acl(prefix),
-                (_, true) => leasehold::redis::read_only_acl(prefix),
-                _ => leasehold::redis::acl(prefix),
+                (true, _) => leasehold::redis::operator_acl(prefix, calls),
+                (_, true) => leasehold::redis::read_only_acl(prefix, calls),
+                _ => leasehold::redis::acl(prefix, calls),
             };
             print(&format!("{rules}\n"))
         }

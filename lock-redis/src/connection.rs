@@ -152,8 +152,8 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
-    /// Runs a script by its digest. If the server does not know the digest, the script did not run, and its source is
-    /// sent instead.
+    /// Runs a script by its digest, or as a function. If the server does not know the digest, the script did not run,
+    /// and its source is sent instead.
     pub(crate) async fn run(&self, script: &Script, call: &Cmd, until: Instant) -> Result<Value, Failure> {
         match self.send(call, until).await {
             Err(failure) if failure.is_noscript() => {
@@ -205,11 +205,11 @@ impl<P: Protocol> Connection<P> {
     }
 }
 
-/// Starts an `EVALSHA` command. The caller adds the keys and the arguments.
+/// Starts a call of a script. The caller adds the keys and the arguments.
 pub(crate) fn script_call(script: &Script, keys: usize) -> Cmd {
     // Room for a key and an argument per lock, and mostly also for the holder information.
     let mut call = Cmd::with_capacity(2 * keys + 4, 192 * keys + 96);
-    call.arg("EVALSHA").arg(&script.digest).arg(keys);
+    call.arg(script.command).arg(&script.id).arg(keys);
     call
 }
 

@@ -84,6 +84,9 @@ pub(crate) fn refused(text: &str) -> Error {
 
 const PERMISSION: &str = "the user lacks a permission: `leasehold acl redis` prints the permissions that are needed";
 
+const NO_EVAL: &str = "the user may not run `EVAL`: `leasehold acl redis` prints the permissions that are needed, and \
+                       `scripts=functions` in the URL needs no `EVAL`";
+
 const TOO_MANY_CLIENTS: &str = "max number of clients";
 
 const NO_CLUSTER: &str = "the server belongs to a Redis Cluster, which is not supported yet";
@@ -101,6 +104,7 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
             Auth,
             "the user may not list locks: `leasehold acl redis --operator` prints the permissions that are needed",
         ),
+        ("run the 'eval", Auth, NO_EVAL),
         ("NOPERM", Auth, PERMISSION),
         // For `SELECT` during the handshake: see `Failure::of`.
         ("no permissions to run", Auth, PERMISSION),
@@ -141,6 +145,13 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
             Auth,
             "the server accepts only local clients until it has a password (`protected-mode`)",
         ),
+        (
+            "Function not found",
+            Unsupported,
+            "the server lacks Leasehold's functions of this version: `leasehold functions redis | redis-cli -x \
+             FUNCTION LOAD` loads them",
+        ),
+        ("FCALL", Unsupported, "the server has no functions: leave out `scripts=functions`, or use Redis 7.0 or later"),
         ("unknown command", Unsupported, LACKS_COMMAND),
         ("unknown subcommand", Unsupported, LACKS_COMMAND),
         // From a script.

@@ -1,13 +1,13 @@
 //! Fenced writes: a write of the holder on the same server takes effect only while the lease is current.
 
 use leasehold_core::backend::RenewRequest;
-use leasehold_core::{Error, FencingToken, LockGuard, LockName, Result};
+use leasehold_core::{Error, ErrorKind, FencingToken, LockGuard, LockName, Result};
 use redis::Value;
 
 use crate::backend::RedisBackend;
 use crate::connection::script_call;
 use crate::errors::{BACKEND, Failure};
-use crate::scripts::{Script, Scripts};
+use crate::scripts::{Script, ScriptCalls, Scripts};
 
 /// A Lua script of the user, for [`Fence::run`].
 ///
@@ -81,6 +81,8 @@ impl Fence<'_> {
     ///   the script wrote before it failed stays written.
     /// - [`Unavailable`](leasehold_core::ErrorKind::Unavailable), [`Auth`](leasehold_core::ErrorKind::Auth),
     ///   [`Capacity`](leasehold_core::ErrorKind::Capacity): nothing was written.
+    /// - [`Unsupported`](leasehold_core::ErrorKind::Unsupported): the backend uses
+    ///   [`ScriptCalls::Functions`](crate::ScriptCalls::Functions); nothing was sent.
     ///
     /// Returns within the backend's call bound.
     ///
@@ -106,6 +108,10 @@ impl Fence<'_> {
             return Err(Error::invalid(format!("`{foreign}` is not a key of this fence: take it from `Fence::key`")));
         }
         let shared = &self.backend.shared;
+        if shared.settings.scripts == ScriptCalls::Functions {
+            let text = "a fenced write is a script of your own, which needs `EVAL`: leave out `scripts=functions`";
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
         let (connection, until) = self.backend.connection().await?;
         let mut call = script_call(&script.0, keys.len() + 1);
         call.arg(shared.keys.record(self.lease.claim.name()));

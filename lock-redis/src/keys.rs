@@ -5,6 +5,8 @@ use std::fmt;
 use leasehold_core::LockName;
 use redis::{Cmd, RedisWrite};
 
+use crate::scripts::ScriptCalls;
+
 /// The longest encoded name in a key. Longer names take the digest form of [`LockName::encode`].
 const MAX_ENCODED: usize = 200;
 
@@ -84,13 +86,14 @@ impl fmt::Display for RecordKey<'_> {
 
 /// The minimal permissions of a user who locks under `prefix`, as rules of `ACL SETUSER`: the keys and channels of the
 /// prefix, and the commands that Leasehold sends. The test suite runs with them. `SCAN` is not among them, because it
-/// shows the names of all keys of the database: see [`operator_acl`].
+/// shows the names of all keys of the database: see [`operator_acl`]. With [`ScriptCalls::Functions`], the user needs no
+/// `EVAL`.
 ///
-/// For `leasehold:` the result is `resetkeys ~leasehold:* resetchannels &leasehold:c:* nocommands +select …`. Put
+/// For `leasehold:` the result is `resetkeys ~leasehold:* resetchannels &leasehold:c:* nocommands +eval …`. Put
 /// `on >password` before it.
-pub fn acl(prefix: &str) -> String {
-    let escaped = escaped(prefix);
-    format!("resetkeys ~{escaped}* resetchannels &{escaped}c:* nocommands {COMMANDS}")
+pub fn acl(prefix: &str, calls: ScriptCalls) -> String {
+    let (escaped, calls) = (escaped(prefix), calls.permissions());
+    format!("resetkeys ~{escaped}* resetchannels &{escaped}c:* nocommands {calls} {COMMANDS}")
 }
 
 /// Escapes the prefix for use in a pattern.
@@ -101,23 +104,23 @@ fn escaped(prefix: &str) -> String {
 
 /// The permissions of an operator: those of [`acl`], and those for listing locks and examining the server. `SCAN` shows
 /// the names of all keys in the database, including those outside the prefix.
-pub fn operator_acl(prefix: &str) -> String {
-    format!("{} +scan +acl|whoami", acl(prefix))
+pub fn operator_acl(prefix: &str, calls: ScriptCalls) -> String {
+    format!("{} +scan +acl|whoami", acl(prefix, calls))
 }
 
 /// The permissions of a user who may only see who holds a lock (`leasehold status` and `leasehold watch`). The scripts
 /// of such a user can call only commands that read.
-pub fn read_only_acl(prefix: &str) -> String {
-    format!("resetkeys ~{}* resetchannels nocommands {READING}", escaped(prefix))
+pub fn read_only_acl(prefix: &str, calls: ScriptCalls) -> String {
+    format!("resetkeys ~{}* resetchannels nocommands {} {READING}", escaped(prefix), calls.permissions())
 }
 
 /// The commands that inspect a lock, and those that its scripts call.
-const READING: &str = "+select +eval +evalsha +time +info +get +mget +exists +hget +hlen +hgetall";
+const READING: &str = "+select +time +info +get +mget +exists +hget +hlen +hgetall";
 
 /// The commands that a client sends (first line), and those that the scripts call (second line). `HELLO` needs no
 /// permission. The client also sends `CLIENT SETINFO` and ignores the reply; servers before 7.2 refuse a rule that
 /// names it.
-const COMMANDS: &str = "+select +eval +evalsha +subscribe \
+const COMMANDS: &str = "+select +subscribe \
     +time +info +get +mget +set +setrange +del +exists +pexpire +pexpireat +hget +hset +hsetnx +hdel +hgetall +publish";
 
 #[cfg(test)]
@@ -138,6 +141,9 @@ mod tests {
 
     #[test]
     fn a_prefix_is_no_pattern() {
-        assert!(acl("a*[b]:").starts_with(r"resetkeys ~a\*\[b\]:* resetchannels &a\*\[b\]:c:* nocommands "));
+        assert!(
+            acl("a*[b]:", ScriptCalls::Eval)
+                .starts_with(r"resetkeys ~a\*\[b\]:* resetchannels &a\*\[b\]:c:* nocommands ")
+        );
     }
 }

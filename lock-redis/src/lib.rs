@@ -58,4 +58,5 @@ pub use keys::{acl, operator_acl, read_only_acl};
 pub use leasehold_core::backend::kit::OnRestart;
 pub use quorum::{QuorumBackend, QuorumSettings};
 pub use redis;
+pub use scripts::{ScriptCalls, functions};
 pub use settings::{OnEviction, SCHEMES, Settings};

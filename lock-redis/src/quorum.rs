@@ -36,3 +36,4 @@ mod slot;
 
 pub use backend::QuorumBackend;
 pub use settings::QuorumSettings;
+pub(crate) use shared::sources;

@@ -8,6 +8,7 @@ use leasehold_core::{Error, Result};
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
 
 use crate::errors::BACKEND;
+use crate::scripts::ScriptCalls;
 #[cfg(feature = "tls")]
 use crate::tls::client;
 
@@ -49,6 +50,8 @@ pub struct Settings {
     pub on_restart: OnRestart,
     /// What to do if the server may evict keys.
     pub on_eviction: OnEviction,
+    /// How the scripts are called.
+    pub scripts: ScriptCalls,
 }
 
 impl Default for Settings {
@@ -61,6 +64,7 @@ impl Default for Settings {
             retention,
             on_restart: OnRestart::default(),
             on_eviction: OnEviction::default(),
+            scripts: ScriptCalls::default(),
         }
     }
 }
@@ -118,6 +122,8 @@ pub(crate) fn take_settings(url: &mut StoreUrl) -> Result<Settings> {
     settings.on_restart = OnRestart::take(url)?;
     let on_eviction = [("refuse", OnEviction::Refuse), ("warn", OnEviction::Warn)];
     settings.on_eviction = url.take_choice("eviction", &on_eviction)?.unwrap_or_default();
+    let scripts = [("eval", ScriptCalls::Eval), ("functions", ScriptCalls::Functions)];
+    settings.scripts = url.take_choice("scripts", &scripts)?.unwrap_or_default();
     settings.check()
 }
 
@@ -193,7 +199,7 @@ mod tests {
     fn a_url_carries_every_setting() {
         let (client, _, settings) = read_url(
             "redis://u:p%40ss@localhost:7000/3?prefix=app%3A&timeout=250ms&connect_timeout=5s&retention=2h&\
-             restart=trust&eviction=warn",
+             restart=trust&eviction=warn&scripts=functions",
         )
         .unwrap();
         let info = client.get_connection_info();
@@ -205,7 +211,7 @@ mod tests {
         assert_eq!((settings.timeout, settings.connect_timeout), (Duration::from_millis(250), Duration::from_secs(5)));
         assert_eq!(settings.retention, Duration::from_secs(7200));
         assert_eq!(settings.on_restart, OnRestart::Trust);
-        assert_eq!(settings.on_eviction, OnEviction::Warn);
+        assert_eq!((settings.on_eviction, settings.scripts), (OnEviction::Warn, ScriptCalls::Functions));
     }
 
     #[test]
@@ -231,6 +237,7 @@ mod tests {
             ("redis://:hunter2@localhost?retention=99999999999999999999d", "`250ms`"),
             ("redis://:hunter2@localhost?restart=maybe", "`trust`"),
             ("redis://:hunter2@localhost?eviction=no", "`warn`"),
+            ("redis://:hunter2@localhost?scripts=lua", "`functions`"),
             ("redis://:hunter2@localhost?prefix=", "`prefix`"),
             ("redis://:hunter2@localhost?prefix=%7Btag%7D", "`prefix`"),
             ("redis://:hunter2@localhost#insecure", "ca="),

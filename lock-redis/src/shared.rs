@@ -30,7 +30,7 @@ impl Shared {
         Ok(Self {
             endpoint: Endpoint::new(client, tls, settings.timeout, settings.connect_timeout)?,
             keys: Keys::new(&settings.prefix, rand::random()),
-            scripts: Scripts::new(),
+            scripts: Scripts::new(settings.scripts),
             core: Attachment::new(),
             epoch: Mutex::default(),
             server_clock: ServerClock::default(),

@@ -9,7 +9,7 @@ use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, LockBackend, PlaceNumber, ReleaseOutcome, RenewReply, RenewRequest,
 };
 use leasehold_core::{Error, ErrorKind};
-use leasehold_redis::RedisBackend;
+use leasehold_redis::{RedisBackend, ScriptCalls};
 use redis::Value;
 use support::{Backend, Redis, claim, ms, settings};
 
@@ -26,11 +26,23 @@ fn kind<T: std::fmt::Debug>(result: Result<T, Error>) -> ErrorKind {
 #[tokio::test]
 async fn the_minimal_permissions_are_sufficient_and_all_are_needed() {
     let server = Redis::start(&[]);
-    let rules = leasehold_redis::acl("test:");
+    permissions_are_minimal(&server, ScriptCalls::Eval, "").await;
+}
+
+/// Scripts that run as functions do the same, and the user may not run `EVAL`.
+#[tokio::test]
+async fn the_permissions_of_functions_are_sufficient_and_all_are_needed() {
+    let server = Redis::start(&[]);
+    server.command(&["FUNCTION", "LOAD", &leasehold_redis::functions()]).await;
+    permissions_are_minimal(&server, ScriptCalls::Functions, "&scripts=functions").await;
+}
+
+async fn permissions_are_minimal(server: &Redis, calls: ScriptCalls, more: &str) {
+    let rules = leasehold_redis::acl("test:", calls);
     let mut set = vec!["ACL", "SETUSER", "locks", "on", ">secret"];
     set.extend(rules.split(' '));
     server.command(&set).await;
-    let connect = || async { RedisBackend::connect(&format!("{}&user=locks&pass=secret", server.url())).await };
+    let connect = || async { RedisBackend::connect(&format!("{}&user=locks&pass=secret{more}", server.url())).await };
     let everything = || async {
         server.command(&["FLUSHALL"]).await;
         server.command(&["SCRIPT", "FLUSH"]).await;
@@ -88,8 +100,37 @@ async fn the_minimal_permissions_are_sufficient_and_all_are_needed() {
     everything().await.unwrap();
     // Keys with another prefix are not permitted.
     let other = server.url().replace("prefix=test:", "prefix=other:");
-    let error = RedisBackend::connect(&format!("{other}&user=locks&pass=secret")).await.unwrap_err();
+    let error = RedisBackend::connect(&format!("{other}&user=locks&pass=secret{more}")).await.unwrap_err();
     assert!(error.kind() == ErrorKind::Auth && error.to_string().contains("leasehold acl redis"), "{error:?}");
+}
+
+#[tokio::test]
+async fn an_operator_is_told_to_load_the_functions() {
+    let server = Redis::start(&[]);
+    let url = format!("{}&scripts=functions", server.url());
+    let error = RedisBackend::connect(&url).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("`leasehold functions redis | redis-cli -x FUNCTION LOAD`"), "{error}");
+    // The libraries of two versions do not exclude each other.
+    let library = leasehold_redis::functions();
+    let version = library.split_once("name=leasehold_").expect("a name").1[..12].to_owned();
+    server.command(&["FUNCTION", "LOAD", &library.replace(&version, "0123456789ab")]).await;
+    server.command(&["FUNCTION", "LOAD", &library]).await;
+    let backend = Backend::new(RedisBackend::connect(&url).await.unwrap());
+    backend.granted(&claim("job", 1), LONG).await;
+    // They go with the data.
+    server.command(&["FUNCTION", "FLUSH"]).await;
+    assert_eq!(kind(backend.acquire(&claim("job", 2), LONG).await), ErrorKind::Unsupported);
+}
+
+#[tokio::test]
+async fn a_user_without_eval_is_told_of_the_functions() {
+    let server = Redis::start(&[]);
+    server
+        .command(&["ACL", "SETUSER", "locks", "on", ">secret", "allkeys", "allchannels", "+@all", "-@scripting"])
+        .await;
+    let error = RedisBackend::connect(&format!("{}&user=locks&pass=secret", server.url())).await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Auth && error.to_string().contains("`scripts=functions`"), "{error}");
 }
 
 #[tokio::test]

@@ -85,3 +85,17 @@ async fn a_script_may_have_several_keys_and_any_result() {
     let broken = FencedScript::new("return redis.call('INCR', KEYS[1])");
     assert_eq!(fence.run(&broken, &[&to], &[""]).await.unwrap_err().kind(), ErrorKind::Indeterminate);
 }
+
+#[tokio::test]
+async fn a_fenced_write_is_refused_where_scripts_are_functions() {
+    let server = Redis::start(&[]);
+    server.command(&["FUNCTION", "LOAD", &leasehold_redis::functions()]).await;
+    let url = format!("{}&scripts=functions", server.url());
+    let backend = Arc::new(RedisBackend::connect(&url).await.expect("a connection"));
+    let guard = LockClient::new(backend.clone()).lock("account").acquire().await.unwrap();
+    let fence = backend.fence(&guard);
+    let set = FencedScript::new("return redis.call('SET', KEYS[1], ARGV[1])");
+    let error = fence.run(&set, &[fence.key("balance")], &["1"]).await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains("`scripts=functions`"), "{error}");
+    assert_eq!(server.command(&["EXISTS", &fence.key("balance")]).await, Value::Int(0));
+}

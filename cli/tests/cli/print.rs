@@ -23,9 +23,20 @@ fn a_man_page_for_every_subcommand() {
     let store = Store::any();
     assert_eq!(outcome(&store, &["man", "pages/man1"]), (0, String::new(), String::new()));
     let page = |name: &str| std::fs::read_to_string(store.file("pages/man1").join(name)).unwrap();
-    for name in
-        ["", "-run", "-status", "-ls", "-watch", "-break", "-doctor", "-schema", "-acl", "-acl-redis", "-completions"]
-    {
+    for name in [
+        "",
+        "-run",
+        "-status",
+        "-ls",
+        "-watch",
+        "-break",
+        "-doctor",
+        "-schema",
+        "-functions",
+        "-acl",
+        "-acl-redis",
+        "-completions",
+    ] {
         let page = page(&format!("leasehold{name}.1"));
         let sections: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix(".SH ")).collect();
         for section in ["NAME", "SYNOPSIS", "\"EXIT STATUS\""] {
@@ -77,12 +88,16 @@ fn the_schema_is_sql() {
 
 #[test]
 fn the_permissions_need_no_store() {
+    use leasehold::redis::ScriptCalls::{Eval, Functions};
     let store = Store::any();
     for (args, expected) in [
-        (&["acl", "redis"][..], leasehold::redis::acl("leasehold:")),
-        (&["acl", "redis", "--prefix", "team:"], leasehold::redis::acl("team:")),
-        (&["acl", "redis", "--operator"], leasehold::redis::operator_acl("leasehold:")),
-        (&["acl", "redis", "--read-only"], leasehold::redis::read_only_acl("leasehold:")),
+        (&["acl", "redis"][..], leasehold::redis::acl("leasehold:", Eval)),
+        (&["acl", "redis", "--prefix", "team:"], leasehold::redis::acl("team:", Eval)),
+        (&["acl", "redis", "--operator"], leasehold::redis::operator_acl("leasehold:", Eval)),
+        (&["acl", "redis", "--read-only"], leasehold::redis::read_only_acl("leasehold:", Eval)),
+        (&["acl", "redis", "--functions"], leasehold::redis::acl("leasehold:", Functions)),
+        (&["acl", "redis", "--functions", "--read-only"], leasehold::redis::read_only_acl("leasehold:", Functions)),
+        (&["functions", "redis"], leasehold::redis::functions()),
     ] {
         for url in ["", "sqlite:///nowhere/locks.db", "nonsense"] {
             let result = outcome_of(&output(leasehold(&store, args).env("LEASEHOLD_STORE", url)));

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use leasehold::redis::{RedisBackend, acl, operator_acl};
+use leasehold::redis::{RedisBackend, ScriptCalls, acl, operator_acl};
 use leasehold_conformance::harness::TcpPath;
 use leasehold_conformance::{
     Fixture, PathFault, Record, ResourceCounts, Room, Route, ServerFault, Tamper, Unsupported,
@@ -148,7 +148,7 @@ fn is_about_a_lock(command: &str) -> bool {
 fn user_rules<S: Setup>() -> String {
     match S::PASSWORD {
         "" => "on nopass ~* &* +@all".to_owned(),
-        password => format!("on >{password} {}", acl(S::PREFIX)),
+        password => format!("on >{password} {}", acl(S::PREFIX, ScriptCalls::Eval)),
     }
 }
 
@@ -159,7 +159,9 @@ impl<S: Setup> Fixture for RedisFixture<S> {
             RedisSettings::new().persistent().steppable_clock().line(format!("user {} {}", S::USER, user_rules::<S>()));
         let settings = match S::PASSWORD {
             "" => settings,
-            password => settings.line(format!("user {OPERATOR} on >{password} {}", operator_acl(S::PREFIX))),
+            password => {
+                settings.line(format!("user {OPERATOR} on >{password} {}", operator_acl(S::PREFIX, ScriptCalls::Eval)))
+            }
         };
         let server = settings.start().unwrap_or_else(|error| panic!("{error}"));
         let path = TcpPath::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));

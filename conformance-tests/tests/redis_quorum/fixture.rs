@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use leasehold::redis::{QuorumBackend, acl};
+use leasehold::redis::{QuorumBackend, ScriptCalls, acl};
 use leasehold_conformance::{Data, Record, ResourceCounts, Room, ServerFault, Tamper, Unsupported};
 use leasehold_core::LockName;
 use leasehold_core::backend::LockBackend;
@@ -64,7 +64,7 @@ impl Servers for Three {
 
 /// The rules of the user with the least permissions, in the syntax of the configuration and of `ACL SETUSER`.
 fn user_rules() -> String {
-    format!("on >{} {}", Quorum::PASSWORD, acl(PREFIX))
+    format!("on >{} {}", Quorum::PASSWORD, acl(PREFIX, ScriptCalls::Eval))
 }
 
 /// What a quorum is for its clients.

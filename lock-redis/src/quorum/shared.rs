@@ -12,7 +12,7 @@ use tokio::sync::{Notify, watch};
 use super::settings::QuorumSettings;
 use crate::endpoint::Endpoint;
 use crate::keys::Keys;
-use crate::scripts::Script;
+use crate::scripts::{Script, ScriptCalls};
 
 pub(super) struct Shared {
     pub(super) quorum: Quorum,
@@ -40,6 +40,24 @@ pub(super) struct Scripts {
     pub(super) inspect: Script,
 }
 
+impl Scripts {
+    fn new(calls: ScriptCalls) -> Self {
+        let script = |(name, source)| Script::new(calls, name, source);
+        let [exchange, state, settle, inspect] = sources().map(script);
+        Self { exchange, state, settle, inspect }
+    }
+}
+
+/// The names and sources of the scripts.
+pub(crate) fn sources() -> [(&'static str, String); 4] {
+    [
+        ("quorum_exchange", include_str!("scripts/exchange.lua").to_owned()),
+        ("quorum_state", include_str!("scripts/state.lua").to_owned()),
+        ("quorum_settle", include_str!("scripts/settle.lua").to_owned()),
+        ("quorum_inspect", include_str!("scripts/inspect.lua").to_owned()),
+    ]
+}
+
 impl Shared {
     pub(super) fn new(
         quorum: Quorum,
@@ -59,12 +77,7 @@ impl Shared {
             unsettled: Notify::new(),
             settled: watch::Sender::new(0),
             keys: Keys::new(&common.prefix, rand::random()),
-            scripts: Scripts {
-                exchange: Script::new(&[include_str!("scripts/exchange.lua")]),
-                state: Script::new(&[include_str!("scripts/state.lua")]),
-                settle: Script::new(&[include_str!("scripts/settle.lua")]),
-                inspect: Script::new(&[include_str!("scripts/inspect.lua")]),
-            },
+            scripts: Scripts::new(common.scripts),
             core: Attachment::new(),
             quorum,
             endpoints,
