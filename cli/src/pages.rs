@@ -60,9 +60,9 @@ pub(crate) fn acl(store: &Acl) -> Result<Exit, Failure> {
                 false => leasehold::redis::ScriptCalls::Eval,
             };
             let rules = match (operator, read_only) {
-                (true, _) => leasehold::redis::operator_acl(prefix, calls),
-                (_, true) => leasehold::redis::read_only_acl(prefix, calls),
-                _ => leasehold::redis::acl(prefix, calls),
+                (true, _) => leasehold::redis::operator_acl(prefix, calls)?,
+                (_, true) => leasehold::redis::read_only_acl(prefix, calls)?,
+                _ => leasehold::redis::acl(prefix, calls)?,
             };
             print(&format!("{rules}\n"))
         }

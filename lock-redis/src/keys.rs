@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use leasehold_core::LockName;
+use leasehold_core::{LockName, Result};
 use redis::{Cmd, RedisWrite};
 
 use crate::scripts::ScriptCalls;
+use crate::settings::check_prefix;
 
 /// The longest encoded name in a key. Longer names take the digest form of [`LockName::encode`].
 const MAX_ENCODED: usize = 200;
@@ -91,9 +92,13 @@ impl fmt::Display for RecordKey<'_> {
 ///
 /// For `leasehold:` the result is `resetkeys ~leasehold:* resetchannels &leasehold:c:* nocommands +eval …`. Put
 /// `on >password` before it.
-pub fn acl(prefix: &str, calls: ScriptCalls) -> String {
+///
+/// # Errors
+/// `InvalidInput`: no URL may have this prefix.
+pub fn acl(prefix: &str, calls: ScriptCalls) -> Result<String> {
+    check_prefix(prefix)?;
     let (escaped, calls) = (escaped(prefix), calls.permissions());
-    format!("resetkeys ~{escaped}* resetchannels &{escaped}c:* nocommands {calls} {COMMANDS}")
+    Ok(format!("resetkeys ~{escaped}* resetchannels &{escaped}c:* nocommands {calls} {COMMANDS}"))
 }
 
 /// Escapes the prefix for use in a pattern.
@@ -104,14 +109,21 @@ fn escaped(prefix: &str) -> String {
 
 /// The permissions of an operator: those of [`acl`], and those for listing locks and examining the server. `SCAN` shows
 /// the names of all keys in the database, including those outside the prefix.
-pub fn operator_acl(prefix: &str, calls: ScriptCalls) -> String {
-    format!("{} +scan +acl|whoami", acl(prefix, calls))
+///
+/// # Errors
+/// As [`acl`].
+pub fn operator_acl(prefix: &str, calls: ScriptCalls) -> Result<String> {
+    Ok(format!("{} +scan +acl|whoami", acl(prefix, calls)?))
 }
 
 /// The permissions of a user who may only see who holds a lock (`leasehold status` and `leasehold watch`). The scripts
 /// of such a user can call only commands that read.
-pub fn read_only_acl(prefix: &str, calls: ScriptCalls) -> String {
-    format!("resetkeys ~{}* resetchannels nocommands {} {READING}", escaped(prefix), calls.permissions())
+///
+/// # Errors
+/// As [`acl`].
+pub fn read_only_acl(prefix: &str, calls: ScriptCalls) -> Result<String> {
+    check_prefix(prefix)?;
+    Ok(format!("resetkeys ~{}* resetchannels nocommands {} {READING}", escaped(prefix), calls.permissions()))
 }
 
 /// The commands that inspect a lock, and those that its scripts call.
@@ -141,9 +153,9 @@ mod tests {
 
     #[test]
     fn a_prefix_is_no_pattern() {
-        assert!(
-            acl("a*[b]:", ScriptCalls::Eval)
-                .starts_with(r"resetkeys ~a\*\[b\]:* resetchannels &a\*\[b\]:c:* nocommands ")
-        );
+        let rules = acl("a*[b]:", ScriptCalls::Eval).unwrap();
+        assert!(rules.starts_with(r"resetkeys ~a\*\[b\]:* resetchannels &a\*\[b\]:c:* nocommands "), "{rules}");
+        // The rules would be split at the space.
+        assert_eq!(acl("a b:", ScriptCalls::Eval).unwrap_err().kind(), leasehold_core::ErrorKind::InvalidInput);
     }
 }

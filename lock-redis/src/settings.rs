@@ -31,8 +31,8 @@ pub enum OnEviction {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The prefix of every key and channel. Default `leasehold:`. At most 100 bytes, no `{`, `}` and no control
-    /// characters.
+    /// The prefix of every key and channel. Default `leasehold:`. At most 100 bytes, no `{`, `}`, spaces and
+    /// control characters.
     pub prefix: String,
     /// The upper bound of one call, including connecting. Default 1 s: a renewal at a third of the ttl can then fail
     /// several times before a lease of 5 s is lost. 10 ms to 60 s.
@@ -72,14 +72,21 @@ impl Default for Settings {
 impl Settings {
     /// Checks the bounds of all settings.
     pub(crate) fn check(self) -> Result<Self> {
-        let bad = |c: char| c == '{' || c == '}' || c.is_control();
-        if self.prefix.is_empty() || self.prefix.len() > 100 || self.prefix.contains(bad) {
-            return Err(Error::invalid("`prefix` must have 1 to 100 bytes, and no `{`, `}` or control character"));
-        }
+        check_prefix(&self.prefix)?;
         CommonSettings { timeout: self.timeout, retention: self.retention }.check()?;
         Connecting::check_timeout(self.connect_timeout)?;
         Ok(self)
     }
+}
+
+/// Checks the prefix of keys and channels. It is part of rules of `ACL SETUSER`, which spaces separate.
+pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
+    let bad = |c: char| c == '{' || c == '}' || c.is_control() || c.is_whitespace();
+    if prefix.is_empty() || prefix.len() > 100 || prefix.contains(bad) {
+        let text = "`prefix` must have 1 to 100 bytes, and no `{`, `}`, space or control character";
+        return Err(Error::invalid(text));
+    }
+    Ok(())
 }
 
 /// Parses a URL into a client and the settings. No error contains any part of a password.
@@ -239,6 +246,7 @@ mod tests {
             ("redis://:hunter2@localhost?eviction=no", "`warn`"),
             ("redis://:hunter2@localhost?scripts=lua", "`functions`"),
             ("redis://:hunter2@localhost?prefix=", "`prefix`"),
+            ("redis://:hunter2@localhost?prefix=a%20b", "space"),
             ("redis://:hunter2@localhost?prefix=%7Btag%7D", "`prefix`"),
             ("redis://:hunter2@localhost#insecure", "ca="),
             ("redis://:hun#hunter2@localhost", "%23"),

@@ -38,7 +38,7 @@ async fn the_permissions_of_functions_are_sufficient_and_all_are_needed() {
 }
 
 async fn permissions_are_minimal(server: &Redis, calls: ScriptCalls, more: &str) {
-    let rules = leasehold_redis::acl("test:", calls);
+    let rules = leasehold_redis::acl("test:", calls).unwrap();
     let mut set = vec!["ACL", "SETUSER", "locks", "on", ">secret"];
     set.extend(rules.split(' '));
     server.command(&set).await;

@@ -91,18 +91,30 @@ fn the_permissions_need_no_store() {
     use leasehold::redis::ScriptCalls::{Eval, Functions};
     let store = Store::any();
     for (args, expected) in [
-        (&["acl", "redis"][..], leasehold::redis::acl("leasehold:", Eval)),
-        (&["acl", "redis", "--prefix", "team:"], leasehold::redis::acl("team:", Eval)),
-        (&["acl", "redis", "--operator"], leasehold::redis::operator_acl("leasehold:", Eval)),
-        (&["acl", "redis", "--read-only"], leasehold::redis::read_only_acl("leasehold:", Eval)),
-        (&["acl", "redis", "--functions"], leasehold::redis::acl("leasehold:", Functions)),
-        (&["acl", "redis", "--functions", "--read-only"], leasehold::redis::read_only_acl("leasehold:", Functions)),
+        (&["acl", "redis"][..], leasehold::redis::acl("leasehold:", Eval).unwrap()),
+        (&["acl", "redis", "--prefix", "team:"], leasehold::redis::acl("team:", Eval).unwrap()),
+        (&["acl", "redis", "--operator"], leasehold::redis::operator_acl("leasehold:", Eval).unwrap()),
+        (&["acl", "redis", "--read-only"], leasehold::redis::read_only_acl("leasehold:", Eval).unwrap()),
+        (&["acl", "redis", "--functions"], leasehold::redis::acl("leasehold:", Functions).unwrap()),
+        (
+            &["acl", "redis", "--functions", "--read-only"],
+            leasehold::redis::read_only_acl("leasehold:", Functions).unwrap(),
+        ),
         (&["functions", "redis"], leasehold::redis::functions()),
     ] {
         for url in ["", "sqlite:///nowhere/locks.db", "nonsense"] {
             let result = outcome_of(&output(leasehold(&store, args).env("LEASEHOLD_STORE", url)));
             assert_eq!(result, (0, expected.clone(), String::new()), "{args:?}");
         }
+    }
+}
+
+#[test]
+fn a_prefix_that_the_rules_cannot_have_is_refused() {
+    let store = Store::any();
+    for options in [&[][..], &["--operator"], &["--read-only"]] {
+        let (code, stdout, stderr) = outcome(&store, &[&["acl", "redis", "--prefix", "a b"], options].concat());
+        assert!(code == 2 && stdout.is_empty() && stderr.contains("space"), "{code}: {stderr}");
     }
 }
 

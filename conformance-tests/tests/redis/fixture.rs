@@ -148,7 +148,7 @@ fn is_about_a_lock(command: &str) -> bool {
 fn user_rules<S: Setup>() -> String {
     match S::PASSWORD {
         "" => "on nopass ~* &* +@all".to_owned(),
-        password => format!("on >{password} {}", acl(S::PREFIX, ScriptCalls::Eval)),
+        password => format!("on >{password} {}", acl(S::PREFIX, ScriptCalls::Eval).expect("a prefix")),
     }
 }
 
@@ -159,9 +159,10 @@ impl<S: Setup> Fixture for RedisFixture<S> {
             RedisSettings::new().persistent().steppable_clock().line(format!("user {} {}", S::USER, user_rules::<S>()));
         let settings = match S::PASSWORD {
             "" => settings,
-            password => {
-                settings.line(format!("user {OPERATOR} on >{password} {}", operator_acl(S::PREFIX, ScriptCalls::Eval)))
-            }
+            password => settings.line(format!(
+                "user {OPERATOR} on >{password} {}",
+                operator_acl(S::PREFIX, ScriptCalls::Eval).expect("a prefix")
+            )),
         };
         let server = settings.start().unwrap_or_else(|error| panic!("{error}"));
         let path = TcpPath::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));

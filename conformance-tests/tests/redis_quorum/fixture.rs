@@ -64,7 +64,7 @@ impl Servers for Three {
 
 /// The rules of the user with the least permissions, in the syntax of the configuration and of `ACL SETUSER`.
 fn user_rules() -> String {
-    format!("on >{} {}", Quorum::PASSWORD, acl(PREFIX, ScriptCalls::Eval))
+    format!("on >{} {}", Quorum::PASSWORD, acl(PREFIX, ScriptCalls::Eval).expect("a prefix"))
 }
 
 /// What a quorum is for its clients.
