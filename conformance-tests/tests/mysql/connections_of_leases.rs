@@ -78,6 +78,29 @@ fn a_killed_waiter_still_gets_the_lock() {
 }
 
 /// A waiter that gives up leaves its connection to the next one.
+/// The server still grants the row to it, and sees no client. It takes the row back when the connection was silent for a
+/// little longer than a call, and not only after the ttl of a place.
+#[test]
+fn a_waiter_whose_connection_is_lost_on_the_path_delays_the_next_one_by_seconds() {
+    case(async |fixture| {
+        let ann = client(&fixture, SOON).await;
+        let guard = hold(&ann, "silent waiter").await;
+        let silent = Direct::new(&fixture, Route::Faulty).await;
+        silent.not_granted(&silent.claim(&LockName::new("silent waiter").expect("a name")), SOON).await;
+        eventually("it waits at the server", || waiter(&fixture).is_some()).await;
+        // Between two slices, the server would have nobody to grant the row to.
+        let slice = waiter(&fixture).expect("it waits");
+        fixture.path(PathFault::DropTraffic).await;
+        let stopwatch = Stopwatch::start();
+        guard.release().await.expect("a release");
+        eventually("the lost connection has the row", || holders(&fixture) == [slice.clone()]).await;
+        let next = hold(&ann, "silent waiter").await;
+        // `timeout` is a second.
+        stopwatch.within(Duration::from_secs(4), "the row is taken back");
+        assert!(next.is_held());
+    });
+}
+
 #[test]
 fn cancelled_waiters_keep_their_connections() {
     case(async |fixture| {

@@ -110,18 +110,18 @@ impl Statements {
     }
 
     /// Inserts the row if there is none, begins a transaction, and locks the row. Returns a row if it is locked:
-    /// whether the connection also has the named lock. A client that is cut off keeps the row for `ttl` seconds.
+    /// whether the connection also has the named lock. A client that is silent then keeps the row for `idle` seconds.
     /// [`IfTaken::Wait`] returns a row before that: the connection that holds, if there is one.
     ///
     /// To lock a row that does not exist would lock the gap, and then inserts deadlock.
-    pub(super) fn lock(&self, if_taken: IfTaken, ttl: u64) -> String {
+    pub(super) fn lock(&self, if_taken: IfTaken, idle: u64) -> String {
         let (name, select) = (&self.name, self.select());
         let lock = match if_taken {
             IfTaken::Skip => format!("{select} SKIP LOCKED"),
             IfTaken::Wait => format!("SELECT CAST(IS_USED_LOCK({}) AS SIGNED); {select}", self.named_lock),
         };
         format!(
-            "SET SESSION wait_timeout = {ttl}, innodb_lock_wait_timeout = {SLICE}; \
+            "SET SESSION wait_timeout = {idle}, innodb_lock_wait_timeout = {SLICE}; \
              INSERT IGNORE INTO leasehold_for_update (name) SELECT {name} FROM DUAL \
              WHERE NOT EXISTS (SELECT 1 FROM leasehold_for_update WHERE name = {name}); BEGIN; {lock}"
         )

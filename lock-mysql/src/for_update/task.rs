@@ -126,6 +126,14 @@ impl Task {
         if self.request.waits { self.request.place } else { PlaceNumber::NONE }
     }
 
+    /// How long the server keeps the row for a client that is silent after it has locked the row, in seconds. If the
+    /// path loses the connection of a waiter, the server grants it the row all the same, and nobody can hold the lock
+    /// until then. The next statement follows at once, and takes no longer than a call.
+    fn idle(&self) -> u64 {
+        let bound = self.connections.shared.settings.timeout.as_secs() + 2;
+        bound.min(self.request.place_ttl.as_secs())
+    }
+
     fn is_waiting(&self) -> bool {
         matches!(*self.phase.borrow(), Phase::Waiting)
     }
@@ -145,7 +153,7 @@ impl Task {
             let done = match self.request.waits {
                 true => self.wait(connection).await,
                 false => {
-                    let lock = statements.lock(IfTaken::Skip, place_ttl.as_secs());
+                    let lock = statements.lock(IfTaken::Skip, self.idle());
                     connection.lock(lock, self.until()).await
                 }
             };
@@ -167,7 +175,7 @@ impl Task {
     async fn wait(&self, connection: &mut Connection<'_>) -> Result<bool, Failure> {
         let Request { statements, place_ttl, .. } = &self.request;
         let waits = statements.waits(connection.endpoint.id);
-        let (lock, is_used) = (statements.lock(IfTaken::Wait, place_ttl.as_secs()), AtomicBool::new(false));
+        let (lock, is_used) = (statements.lock(IfTaken::Wait, self.idle()), AtomicBool::new(false));
         // The renewals of the place check that the connection exists. Statements of operators may delay a slice, so it
         // has no bound.
         let slices = async {
