@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold_core::backend::kit::quorum::Quorum;
 use leasehold_core::backend::kit::url::Url;
-use leasehold_core::backend::kit::{Cluster, ClusterUrl, TlsFiles, parse_duration};
+use leasehold_core::backend::kit::{Cluster, ClusterUrl, TlsFiles, within};
 use leasehold_core::{Error, Result};
 
 use crate::settings::{Settings, client_of, take_settings};
@@ -46,13 +46,9 @@ pub(super) fn read(text: &str) -> Result<(Quorum, Vec<redis::Client>, TlsFiles, 
     }
     let mut url = ClusterUrl::parse(text, "Redis", SCHEMES)?;
     let mut settings = QuorumSettings::new(take_settings(url.parameters())?);
-    if let Some(ttl) = url.parameters().take("longest_ttl") {
-        settings.longest_ttl = parse_duration("longest_ttl", &ttl)?;
-        if !LONGEST_TTL.contains(&settings.longest_ttl) {
-            let (least, most) = (LONGEST_TTL.start(), LONGEST_TTL.end());
-            let text = format!("`longest_ttl` must be between {least:?} and {most:?} (got {:?})", settings.longest_ttl);
-            return Err(Error::invalid(text));
-        }
+    if let Some(ttl) = url.parameters().take_duration("longest_ttl")? {
+        within("longest_ttl", ttl, &LONGEST_TTL)?;
+        settings.longest_ttl = ttl;
     }
     let is_tls = text.starts_with("rediss");
     let tls = if is_tls { TlsFiles::take(url.parameters())? } else { TlsFiles::default() };

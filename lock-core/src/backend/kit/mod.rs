@@ -34,7 +34,7 @@ pub use self::servers::Servers;
 pub use self::session_keeper::{KeptSession, SessionKeeper, Unconfirmed};
 pub use self::session_pool::{NotOpened, PooledSession, SessionPool};
 pub use self::session_renewals::SessionRenewals;
-pub use self::store_url::{CommonSettings, StoreUrl, decoded, parse_duration, without_password};
+pub use self::store_url::{CommonSettings, StoreUrl, decoded, parse_duration, within, without_password};
 pub use self::tls_files::{Pem, TlsFiles};
 pub use self::watches::Watches;
 pub use crate::clock::time_since_boot;

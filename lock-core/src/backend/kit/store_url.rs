@@ -255,7 +255,11 @@ impl Default for CommonSettings {
     }
 }
 
-pub(super) fn within(name: &str, value: Duration, bounds: &RangeInclusive<Duration>) -> Result<()> {
+/// Checks the bounds of a duration. The error names it `name`.
+///
+/// # Errors
+/// [`InvalidInput`](crate::ErrorKind::InvalidInput), with the bounds.
+pub fn within(name: &str, value: Duration, bounds: &RangeInclusive<Duration>) -> Result<()> {
     if bounds.contains(&value) {
         return Ok(());
     }
