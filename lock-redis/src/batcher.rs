@@ -281,7 +281,8 @@ impl<P: Protocol> Batcher<P> {
             // A caller that has just got its reply may enqueue again when it runs next, and then joins this batch.
             tokio::task::yield_now().await;
             if connection.is_idle() && !self.is_empty() {
-                connection.test(Instant::now() + connection.protocol().endpoint().timeout).await;
+                // The test has half of this. The requests that wait then have the other half for a new connection.
+                connection.test(Instant::now() + connection.protocol().endpoint().request_timeout).await;
                 if connection.is_closed() {
                     // The requests stay in the queue, for the next connection.
                     return std::future::pending().await;

@@ -18,6 +18,8 @@ pub(crate) struct Endpoint {
     pub(crate) lookups: Lookups,
     /// The upper bound of one call.
     pub(crate) timeout: Duration,
+    /// That of one request, of which a call may have several, one after the other.
+    pub(crate) request_timeout: Duration,
 }
 
 impl Endpoint {
@@ -34,6 +36,7 @@ impl Endpoint {
             connecting: Connecting::new(timeout, connect_timeout),
             lookups: Lookups::default(),
             timeout,
+            request_timeout: timeout,
         })
     }
 

@@ -33,6 +33,11 @@ pub(super) struct Shared {
     pub(super) settled: watch::Sender<u64>,
 }
 
+/// The longest bound of one request to a server.
+fn request_timeout(timeout: Duration) -> Duration {
+    timeout * 2 / 5
+}
+
 pub(super) struct Scripts {
     pub(super) exchange: Script,
     pub(super) state: Script,
@@ -66,8 +71,10 @@ impl Shared {
         settings: QuorumSettings,
     ) -> Result<Self> {
         let common = &settings.common;
-        let endpoint =
-            |client: &redis::Client| Endpoint::new(client, tls.clone(), common.timeout, common.connect_timeout);
+        let endpoint = |client: &redis::Client| {
+            let endpoint = Endpoint::new(client, tls.clone(), common.timeout, common.connect_timeout)?;
+            Ok(Endpoint { request_timeout: request_timeout(common.timeout), ..endpoint })
+        };
         let endpoints: Vec<_> = clients.iter().map(endpoint).collect::<Result<_>>()?;
         let addresses = endpoints.iter().map(|endpoint| endpoint.address.clone()).collect();
         Ok(Self {
@@ -115,7 +122,7 @@ impl Shared {
     /// the other, and a lease must have some of its time left after two. The last one, which withdraws, has the rest of
     /// the call.
     pub(super) fn bound(&self, ttl: Duration) -> Duration {
-        (self.timeout() * 2 / 5).min(ttl / 3)
+        request_timeout(self.timeout()).min(ttl / 3)
     }
 
     /// The part of a ttl that a holder does not use, as lock-core's default: clocks run at different rates.
