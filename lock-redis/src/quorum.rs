@@ -15,6 +15,7 @@
 //!   second one raises the token. Otherwise every vote is withdrawn in the same call.
 //! - Renew (`renew.rs`): a majority of all servers confirms. Servers that do not vote for the lease are asked to join.
 //! - Release (`release.rs`): the vote is withdrawn from all servers.
+//! - A withdrawal without a reply (`residues.rs`) is repeated as soon as its server replies.
 //! - Wait: clients poll, with random pauses. Queues on independent servers get stuck when waiters split the votes.
 //! - A server that was restarted (`settler.rs`) gives no vote until every lease that it may have forgotten has ended.
 //!   Meanwhile, holders put their votes back.
@@ -29,6 +30,7 @@ mod release;
 mod renew;
 mod replies;
 mod request;
+mod residues;
 mod settings;
 mod settler;
 mod shared;

@@ -24,6 +24,8 @@ const TWO: World = World {
     late: 0,
     restarts: 0,
     clock_steps: 0,
+    low_raises: false,
+    breaks: false,
     fast_clocks: false,
     sabotage: None,
 };
@@ -42,6 +44,7 @@ const NONE: &[u8] = &[0];
 const WORLDS: &[(&str, World)] = &[
     ("two clients, fast clocks", World { guesses: BOTH, ..FAST }),
     ("every token is raised, fast clocks", World { guesses: NONE, ..FAST }),
+    ("tokens are raised too low", World { guesses: NONE, low_raises: true, ..TWO }),
     ("two attempts", World { attempts: 2, ..TWO }),
     ("late requests", World { late: 2, guesses: BOTH, ..TWO }),
     ("late requests, fast clocks", World { late: 1, ..FAST }),
@@ -53,6 +56,7 @@ const WORLDS: &[(&str, World)] = &[
     ("a restart, renewals", World { renewals: 1, ttl: 2, ..RESTART }),
     ("every token is raised, a restart", World { guesses: NONE, ..RESTART }),
     ("two restarts", World { restarts: 2, ..TWO }),
+    ("breaks", World { renewals: 1, joins: true, breaks: true, ..TWO }),
     ("clock steps", World { clock_steps: 2, guesses: BOTH, ..TWO }),
     ("clock steps, a restart", World { clock_steps: 1, ..RESTART }),
 ];
@@ -66,6 +70,7 @@ const LARGE: &[(&str, World)] = &[
     ("restarts, renewals", World { renewals: 1, restarts: 2, ttl: 2, ..TWO }),
     ("two restarts, late requests", World { restarts: 2, late: 1, ..TWO }),
     ("clock steps, three clients", World { clients: 3, clock_steps: 1, ..TWO }),
+    ("breaks, late requests", World { renewals: 2, joins: true, late: 1, breaks: true, ttl: 2, ..TWO }),
 ];
 
 /// Everything at once. More than can be visited.
@@ -80,6 +85,8 @@ const FIVE: World = World {
     late: 3,
     restarts: 4,
     clock_steps: 0,
+    low_raises: false,
+    breaks: false,
     fast_clocks: true,
     sabotage: None,
 };
@@ -121,6 +128,7 @@ fn no_promise_breaks_on_random_walks() {
         ("five servers", FIVE, 1),
         ("five servers, clock steps", World { clock_steps: 3, ..FIVE }, 2),
         ("four servers", World { servers: 4, ..FIVE }, 3),
+        ("five servers, breaks", World { breaks: true, restarts: 0, ..FIVE }, 4),
     ] {
         let found = report(name, || walk(&world, 1_000, seed));
         assert_eq!(found.broken, None, "{name}: {:#?}", found.trace);
@@ -188,6 +196,7 @@ fn every_broken_rule_is_caught() {
         (Sabotage::HolderBelievesUntilItsReleaseIsExecuted, Broken::Exclusion, TWO),
         (Sabotage::OnlyAnsweredVotesAreWithdrawn, Broken::Orphan, TWO),
         (Sabotage::NoReplyToARenewalCountsAsLost, Broken::Loss, renewal),
+        (Sabotage::BreakLeavesNoTombstone, Broken::Revived, World { breaks: true, joins: true, ..renewal }),
     ] {
         let found =
             report(&format!("{sabotage:?}"), || exhaust(&World { sabotage: Some(sabotage), ..world }, usize::MAX));

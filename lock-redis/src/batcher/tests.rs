@@ -110,6 +110,17 @@ async fn a_request_whose_caller_is_gone_is_not_sent() {
     assert_eq!(owners(&batcher.next(&shared).expect("it is due").0), [2]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_fails_at_its_own_time_behind_one_with_more_time() {
+    let batcher = Batcher::default();
+    let busy = Busy::new(&batcher);
+    let mut long = busy.enqueue_until(release(1), Instant::now() + 4 * BOUND);
+    let mut short = busy.enqueue_until(release(2), Instant::now() + BOUND);
+    let _ = tokio::time::timeout(2 * BOUND, batcher.fail_overdue()).await;
+    assert_eq!(refused(&mut short), ErrorKind::Unavailable);
+    assert!(poll_reply(&mut long).is_none(), "it has more time");
+}
+
 #[tokio::test]
 async fn a_sender_is_woken_whenever_a_batch_is_due_and_none_is_about_to_check() {
     let (shared, batcher) = (shared(), Batcher::default());

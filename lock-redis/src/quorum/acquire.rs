@@ -24,6 +24,14 @@ const STRAGGLE: Duration = Duration::from_millis(10);
 /// The pause before servers are read again that do not vote yet.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// How an attempt has ended that did not fail with an error.
+enum Ended {
+    Done(AcquireOutcome),
+    /// Several claims share the votes, and none can have a majority. With the pause before another try.
+    Split(AcquireOutcome, Duration),
+    TooFew(TooFew),
+}
+
 /// One attempt and its requests.
 struct Acquiring<'a> {
     backend: &'a QuorumBackend,
@@ -59,14 +67,21 @@ impl QuorumBackend {
             (true, ErrorKind::Unavailable) => error.with_kind(ErrorKind::Indeterminate),
             _ => error,
         };
+        let mut was_split = false;
         loop {
-            let TooFew { error, is_waiting } = match self.attempt(&connections, claim, ttl, until).await {
-                Ok(Ok(outcome)) => return Ok(outcome),
-                Ok(Err(too_few)) => too_few,
-                Err(error) => return Err(of_call(error, in_doubt)),
+            let last_begin = until - self.shared.bound(ttl);
+            let ended = self.attempt(&connections, claim, ttl, until).await;
+            let TooFew { error, is_waiting } = match ended.map_err(|error| of_call(error, in_doubt))? {
+                // A caller that does not wait would be refused although nobody holds the lock.
+                Ended::Split(_, pause) if !was_split && Instant::now() + pause < last_begin => {
+                    was_split = true;
+                    tokio::time::sleep(pause).await;
+                    continue;
+                }
+                Ended::Done(outcome) | Ended::Split(outcome, _) => return Ok(outcome),
+                Ended::TooFew(too_few) => too_few,
             };
             in_doubt |= error.kind() == ErrorKind::Indeterminate;
-            let last_begin = until - self.shared.bound(ttl);
             if !is_waiting || Instant::now() >= last_begin {
                 return Err(of_call(error, in_doubt));
             }
@@ -88,14 +103,14 @@ impl QuorumBackend {
         }
     }
 
-    /// One attempt. The inner error is that of too few servers.
+    /// One attempt.
     async fn attempt(
         &self,
         connections: &Connections,
         claim: &Claim,
         ttl: Duration,
         call_ends: Instant,
-    ) -> Result<Result<AcquireOutcome, TooFew>> {
+    ) -> Result<Ended> {
         let (shared, core) = (&self.shared, self.shared.core()?);
         let begun = Slot::of(claim).begin(claim, shared.quorum);
         let Some((vote, number, fence)) = begun else { return Err(Error::withdrawn()) };
@@ -127,7 +142,8 @@ impl QuorumBackend {
                 Decision::Granted { token } => {
                     Slot::of(claim).told(token);
                     let confirmation = Confirmation { ttl, sent, place: PlaceNumber::NONE };
-                    return Ok(Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(token), confirmation))));
+                    let grant = Grant::new(FencingToken::new(token), confirmation);
+                    return Ok(Ended::Done(AcquireOutcome::Granted(grant)));
                 }
                 Decision::GiveUp(why) => return it.give_up(why).await,
             }
@@ -230,7 +246,7 @@ impl Acquiring<'_> {
         }
     }
 
-    async fn give_up(mut self, why: GiveUp) -> Result<Result<AcquireOutcome, TooFew>> {
+    async fn give_up(mut self, why: GiveUp) -> Result<Ended> {
         self.withdraw().await;
         let left: Vec<_> = self.tally.to_withdraw().collect();
         for withdrawal in &left {
@@ -240,13 +256,19 @@ impl Acquiring<'_> {
         // An error says whether the attempt may have left a vote.
         let kind = if left.is_empty() { ErrorKind::Unavailable } else { ErrorKind::Indeterminate };
         match why {
-            GiveUp::Contended { retry_after } => Ok(Ok(AcquireOutcome::Contended { retry_after })),
+            GiveUp::Contended { retry_after } => {
+                let contended = AcquireOutcome::Contended { retry_after };
+                Ok(match self.tally.split_pause() {
+                    Some(pause) => Ended::Split(contended, pause),
+                    None => Ended::Done(contended),
+                })
+            }
             GiveUp::Withdrawn => Err(Error::withdrawn()),
             GiveUp::TooLate => Err(Error::new(kind, "the servers replied too late for a lease of this ttl")),
             GiveUp::TooFew(absent) => {
                 let is_waiting = absent.iter().any(|absent| absent.why == Absence::Unsettled);
                 let errors = absent.iter().filter_map(|absent| self.errors[absent.server].as_ref());
-                Ok(Err(TooFew { error: too_few(kind, self.text(&absent), errors), is_waiting }))
+                Ok(Ended::TooFew(TooFew { error: too_few(kind, self.text(&absent), errors), is_waiting }))
             }
         }
     }

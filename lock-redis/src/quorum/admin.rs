@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::admin::{Check, CheckStatus, Listing};
-use leasehold_core::backend::{Admin, NoAdmin};
+use leasehold_core::backend::{Admin, NoAdmin, WITHDRAWN_TTL};
 use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
 use tokio::time::Instant;
 
@@ -119,7 +119,10 @@ impl Admin for QuorumBackend {
             let mut pending = Pending::new();
             let subject = Subject::Vote(name.clone(), vote);
             for (server, manager) in connections.iter().enumerate() {
-                let request = Request { subject: subject.clone(), operation: Operation::Break { token: raised } };
+                // For as long as the holder, which may not learn of the break, may still try to get votes.
+                let ttl = WITHDRAWN_TTL.max(self.shared.settings.longest_ttl);
+                let operation = Operation::Break { token: raised, ttl };
+                let request = Request { subject: subject.clone(), operation };
                 pending.extend(server, manager.queue(request, until));
             }
             let (mut accepted, mut highest) = (0, raised);

@@ -52,8 +52,9 @@ impl QuorumBackend {
     /// # Errors
     /// - `InvalidInput`: the URL cannot be used, the servers do not belong together, or the tokio runtime has no timers.
     /// - `Unavailable`: no majority can be reached within [`timeout`](crate::Settings::timeout).
-    /// - `Auth`, `Unsupported` and `Capacity` as for [`RedisBackend::connect`](crate::RedisBackend::connect), if so many
-    ///   servers cannot be used that no majority can.
+    /// - `Unsupported`: a server that replied is a replica, belongs to a Cluster, or cannot be used for another reason
+    ///   that [`RedisBackend::connect`](crate::RedisBackend::connect) has too.
+    /// - `Auth` and `Capacity`: so many servers cannot be used that no majority can.
     ///
     /// # Cancel safety
     /// A dropped call leaves nothing behind.
@@ -70,7 +71,7 @@ impl QuorumBackend {
         while Instant::now() < patience && connections.iter().any(is_open) {
             tokio::time::sleep(POLL).await;
         }
-        let is_refused = |error: &Error| error.kind() == ErrorKind::InvalidInput;
+        let is_refused = |error: &Error| matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported);
         if let Some(refused) = connections.iter().filter_map(|it| it.last_error()).find(is_refused) {
             return Err(refused);
         }

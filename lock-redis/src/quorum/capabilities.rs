@@ -29,9 +29,9 @@ pub(super) fn of(settings: &QuorumSettings) -> Capabilities {
     it.call_bound = settings.common.timeout;
     it.renew_batch = RENEW_BATCH;
     it.limits_of_exclusion = match settings.common.on_restart {
-        OnRestart::Trust => &[STEP, FLUSH, EVICTION, LISTS, LOST_TRUSTED],
-        OnRestart::Quarantine => &[STEP, FLUSH, EVICTION, LISTS],
-        _ => &[STEP, FLUSH, EVICTION, LISTS, LOST_UNKNOWN],
+        OnRestart::Trust => &[STEP, FLUSH, EVICTION, LISTS, BREAK, LOST_TRUSTED],
+        OnRestart::Quarantine => &[STEP, FLUSH, EVICTION, LISTS, BREAK],
+        _ => &[STEP, FLUSH, EVICTION, LISTS, BREAK, LOST_UNKNOWN],
     };
     it
 }
@@ -42,6 +42,8 @@ const FLUSH: &str = "somebody deletes the lock's keys on a majority of the serve
      servers did not vote for the lease";
 const EVICTION: &str = "as many servers are configured to evict keys (`maxmemory-policy`) after the check at connect";
 const LISTS: &str = "clients name different servers in their URLs";
+const BREAK: &str = "a lease is broken that its holder renews, and before its ttl is over, one server that has ended it \
+     loses its data while another was not reached";
 const LOST_TRUSTED: &str = "a majority of the servers loses its data at once (`restart=trust`)";
 const LOST_UNKNOWN: &str = "all servers lose their data at once, and a client that never saw them before requests a lock \
      before any client that did";

@@ -1,47 +1,34 @@
 //! One server of a quorum: what is checked on a connection to it, and the calls.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use leasehold_core::backend::kit::quorum::{HoldRequest, RunId, SettlingStep, VoteConfirmation, VoteReply, Votes};
 use leasehold_core::backend::kit::{Attachment, lock};
-use leasehold_core::backend::{CoreHandle, Stamp, WITHDRAWN_TTL};
-use leasehold_core::{Error, ErrorKind, LockName, Result};
+use leasehold_core::backend::{CoreHandle, Stamp};
+use leasehold_core::{Error, ErrorKind, Result};
 use tokio::time::Instant;
 
 use super::replies::{self, Body};
-use super::request::{Operation, Request, Subject};
+use super::request::{Operation, Request};
+use super::residues::Residues;
 use super::shared::Shared;
-use super::slot::{Slot, Vote};
+use super::slot::Slot;
 use crate::connection::{Connection, script_call};
 use crate::endpoint::Endpoint;
 use crate::errors::{Failure, refused};
 use crate::protocol::Protocol;
 
-/// Withdrawals that a server did not confirm. Beyond this many, the oldest is dropped: its vote ends with its ttl.
-const MOST_RESIDUES: usize = 1000;
-
-/// How many withdrawals share a call on a new connection.
-const RESIDUES_IN_A_CALL: usize = 64;
-
 pub(super) struct Member {
     pub(super) shared: Arc<Shared>,
     /// Its place in the URL.
     pub(super) number: usize,
-    residues: Mutex<Vec<Residue>>,
-}
-
-/// A vote that the server may have given and that nobody withdrew. Until it ends, the lock has one server less.
-#[derive(Clone)]
-struct Residue {
-    name: LockName,
-    vote: Vote,
-    until: Instant,
+    pub(super) residues: Residues,
 }
 
 impl Member {
     pub(super) fn new(shared: Arc<Shared>, number: usize) -> Self {
-        Self { shared, number, residues: Mutex::default() }
+        Self { shared, number, residues: Residues::default() }
     }
 
     pub(super) fn address(&self) -> &str {
@@ -50,15 +37,8 @@ impl Member {
 
     /// Notes that a vote may have been left, for this long at most.
     pub(super) fn leave(&self, request: &Request, ttl: Duration) {
-        // A request that waits for a silent server may take effect later than a ttl from now.
-        let until = Instant::now() + ttl.max(WITHDRAWN_TTL);
-        let residue = Residue { name: request.name().clone(), vote: *request.vote(), until };
-        let mut residues = lock(&self.residues);
-        residues.retain(|residue| residue.until > Instant::now());
-        if residues.len() >= MOST_RESIDUES {
-            residues.remove(0);
-        }
-        residues.push(residue);
+        self.residues.add(request.name(), request.vote(), ttl);
+        self.shared.left.notify_one();
     }
 
     fn stamp(&self) -> Stamp {
@@ -92,33 +72,18 @@ impl Member {
         let unsupported = |text: String| Err(Error::new(ErrorKind::Unsupported, text));
         if server.is_cluster {
             return unsupported(format!(
-                "the server at {address} belongs to a Redis Cluster: a quorum needs independent servers"
+                "the server at {address} belongs to a Redis Cluster: a quorum needs independent servers, without \
+                 `cluster-enabled`"
             ));
         }
         if server.role != "master" {
-            return unsupported(format!("the server at {address} is a replica: a quorum needs independent primaries"));
+            return unsupported(format!(
+                "the server at {address} is a replica, which votes as its primary does: name independent primaries in \
+                 the URL"
+            ));
         }
         let on_eviction = self.shared.settings.common.on_eviction;
         self.endpoint().check_requirements(server.version, &server.eviction, on_eviction)
-    }
-
-    /// Withdraws what earlier connections left.
-    async fn withdraw_residues(connection: &Connection<Self>, until: Instant) {
-        let now = Instant::now();
-        let live: Vec<_> = lock(&connection.protocol().residues).iter().filter(|it| it.until > now).cloned().collect();
-        for some in live.chunks(RESIDUES_IN_A_CALL) {
-            let request = |residue: &Residue| Request {
-                subject: Subject::Vote(residue.name.clone(), residue.vote),
-                operation: Operation::Withdraw { tombstone: Some(residue.until - now) },
-            };
-            let requests: Vec<_> = some.iter().map(request).collect();
-            let replies = Self::exchange(connection, &requests, until).await;
-            // Only now: this call may be cancelled while it waits.
-            if replies.iter().all(Result::is_ok) {
-                let is_done = |it: &Residue| some.iter().any(|done| done.vote == it.vote && done.name == it.name);
-                lock(&connection.protocol().residues).retain(|it| !is_done(it));
-            }
-        }
     }
 
     /// Notes in the bookkeeping of the claim what the server says.
@@ -261,7 +226,6 @@ impl Protocol for Member {
             Err(refused) => return Ok(Err(refused.into())),
         }
         let _ = connection.session().set(run);
-        Self::withdraw_residues(connection, until).await;
         Ok(Ok(()))
     }
 
@@ -278,7 +242,8 @@ impl Protocol for Member {
             Ok(replies) => replies,
             Err(failure) => {
                 let error = Error::from(failure);
-                // A server that has replied with an error has done nothing.
+                // A server that has replied with an error has done nothing: the script ends itself only before its first
+                // write.
                 if error.kind() != ErrorKind::Indeterminate {
                     requests.iter().for_each(|request| connection.protocol().count(request, Votes::answered));
                 }

@@ -43,6 +43,7 @@ pub(super) fn exchanged<'a>(
                 b'h' => VoteReply::Held {
                     fence: decimal(&parts.next()?)?,
                     left: Duration::from_millis(number(&parts.next()?)?),
+                    holder: u32::try_from(number(&parts.next()?)?).ok()?,
                 },
                 b'u' => VoteReply::Unsettled,
                 b'd' => VoteReply::Withdrawn,
@@ -189,10 +190,10 @@ mod tests {
         let ttl = Duration::from_secs(1);
         let vote = (Operation::Vote { ttl, guess: 7 }, false);
         let hold = |is_join| (Operation::Hold { ttl, token: 7, exactly: false }, is_join);
-        let requests = [vote, vote, (Operation::Break { token: 9 }, false), vote, hold(true), hold(false)];
-        let reply = array(&[":5", "gv.hlf", "12", "OOM", "13", ":250"]);
+        let requests = [vote, vote, (Operation::Break { token: 9, ttl }, false), vote, hold(true), hold(false)];
+        let reply = array(&[":5", "gv.hlf", "12", "OOM", "13", ":250", ":77"]);
         let (time, bodies) = exchanged(reply, requests.into_iter()).unwrap();
-        let held = VoteReply::Held { fence: 13, left: Duration::from_millis(250) };
+        let held = VoteReply::Held { fence: 13, left: Duration::from_millis(250), holder: 77 };
         assert_eq!(time, 5);
         assert_eq!(
             bodies,

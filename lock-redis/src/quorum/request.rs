@@ -35,8 +35,8 @@ pub(super) enum Operation {
     Hold { ttl: Duration, token: u64, exactly: bool },
     /// To withdraw the vote. With the ttl of the tombstone, if an earlier request has no reply.
     Withdraw { tombstone: Option<Duration> },
-    /// To end the vote of another client, and to accept this token.
-    Break { token: u64 },
+    /// To end the vote of another client, to accept this token, and not to take the vote back for this ttl.
+    Break { token: u64, ttl: Duration },
 }
 
 impl Request {
@@ -81,14 +81,13 @@ impl Request {
                 let code = match hold {
                     HoldRequest::Join => b'j',
                     HoldRequest::Renew { put_back: true } => b'p',
-                    HoldRequest::Renew { .. } if exactly => b'e',
                     HoldRequest::Renew { .. } => b'r',
                 };
-                (code, ttl, token)
+                (if exactly { code.to_ascii_uppercase() } else { code }, ttl, token)
             }
             Operation::Withdraw { tombstone: Some(ttl) } => (b't', ttl, 0),
             Operation::Withdraw { tombstone: None } => (b'w', Duration::ZERO, 0),
-            Operation::Break { token } => (b'b', Duration::ZERO, token),
+            Operation::Break { token, ttl } => (b'b', ttl, token),
         };
         packed.push(code);
         packed.push(holder);
@@ -103,6 +102,41 @@ impl Request {
             Operation::Vote { .. } => true,
             Operation::Hold { .. } => !matches!(hold, HoldRequest::Renew { put_back: false }),
             _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_operation_has_a_code() {
+        let ttl = Duration::from_millis(258);
+        let packed = |operation, hold| {
+            let subject = Subject::Vote(LockName::new("job").unwrap(), [7; 16]);
+            let mut packed = Vec::new();
+            Request { subject, operation }.pack(hold, 3, &mut packed);
+            packed
+        };
+        let renew = HoldRequest::Renew { put_back: false };
+        let hold = |exactly| Operation::Hold { ttl, token: 5, exactly };
+        let mut whole = vec![b'v', 3, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 5];
+        whole.extend([7; 16]);
+        assert_eq!(packed(Operation::Vote { ttl, guess: 5 }, renew), whole);
+        for (operation, hold, code) in [
+            (Operation::Raise { token: 5 }, renew, b'a'),
+            (hold(false), renew, b'r'),
+            (hold(true), renew, b'R'),
+            (hold(false), HoldRequest::Renew { put_back: true }, b'p'),
+            (hold(true), HoldRequest::Renew { put_back: true }, b'P'),
+            (hold(false), HoldRequest::Join, b'j'),
+            (hold(true), HoldRequest::Join, b'J'),
+            (Operation::Withdraw { tombstone: None }, renew, b'w'),
+            (Operation::Withdraw { tombstone: Some(ttl) }, renew, b't'),
+            (Operation::Break { token: 5, ttl }, renew, b'b'),
+        ] {
+            assert_eq!(packed(operation, hold)[0], code, "{operation:?} {hold:?}");
         }
     }
 }

@@ -13,21 +13,23 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::backend::Connections;
 use super::member::Member;
-use super::replies;
 use super::shared::Shared;
+use super::{replies, residues};
 use crate::connection::script_call;
 use crate::errors::Failure;
 
 /// How often servers are read while one of them is unsettled: another client may settle it, and others may connect.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The settler of one client, a task on the runtime of its keeper. Dropping it ends the task.
+/// The settler of one client, a task on the runtime of its keeper. It also withdraws what failed attempts have left.
+/// Dropping it ends the task.
 #[derive(Default)]
 pub(super) struct Settler(Mutex<Option<AbortHandle>>);
 
 impl Settler {
     pub(super) fn start(&self, runtime: &Handle, shared: Arc<Shared>, connections: Connections) {
-        let task = runtime.spawn(async move { run(&shared, &connections).await });
+        let tasks = async move { tokio::join!(run(&shared, &connections), residues::withdraw(&shared, &connections)) };
+        let task = runtime.spawn(tasks);
         *lock(&self.0) = Some(task.abort_handle());
     }
 

@@ -29,6 +29,8 @@ pub(super) struct Shared {
     pub(super) settling: Mutex<Settling>,
     /// A server may be unsettled.
     pub(super) unsettled: Notify,
+    /// A vote was left at a server.
+    pub(super) left: Notify,
     /// Counts how often the servers were read by the settler.
     pub(super) settled: watch::Sender<u64>,
 }
@@ -78,10 +80,11 @@ impl Shared {
         let endpoints: Vec<_> = clients.iter().map(endpoint).collect::<Result<_>>()?;
         let addresses = endpoints.iter().map(|endpoint| endpoint.address.clone()).collect();
         Ok(Self {
-            guess: Mutex::new(Guess::new(quorum.servers())),
+            guess: Mutex::new(Guess::new(quorum)),
             clock: SystemClock::new(),
             settling: Mutex::new(Settling::new(quorum, addresses, settings.longest_ttl, common.on_restart)),
             unsettled: Notify::new(),
+            left: Notify::new(),
             settled: watch::Sender::new(0),
             keys: Keys::new(&common.prefix, rand::random()),
             scripts: Scripts::new(common.scripts),

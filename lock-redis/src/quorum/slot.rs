@@ -27,8 +27,8 @@ struct State {
     is_withdrawn: bool,
 }
 
-/// The vote of a claim's attempt. Attempts are numbered from 1, so that the first one differs from the owner token: a
-/// vote is shown to every client that may read the records.
+/// The vote of a claim's attempt. Attempts are numbered from 1, so that a vote is never the owner token itself. It is no
+/// secret, though: a client that may read a record can compute the token from it, and may end the lease anyway.
 fn vote_of(claim: &Claim, attempt: u32) -> Vote {
     let mut vote = *claim.owner().as_bytes();
     for (byte, number) in vote[12..].iter_mut().zip(attempt.max(1).to_be_bytes()) {
@@ -137,5 +137,18 @@ mod tests {
         assert!(slot.needs_tombstone(0, false) && !slot.needs_tombstone(1, true));
         slot.withdraw();
         assert!(slot.begin(&claim, quorum).is_none());
+    }
+
+    #[test]
+    fn a_renewal_that_is_sent_after_the_release_does_not_vote_again() {
+        let holder = Arc::new(HolderInfo::of_this_process("").unwrap());
+        let claim = Claim::new(LockName::new("job").unwrap(), OwnerToken::from_bytes([7; 16]), holder);
+        let (slot, run) = (Slot::of(&claim), RunId::new("run"));
+        let (vote, ..) = slot.begin(&claim, Quorum::new(3).unwrap()).unwrap();
+        slot.told(5);
+        slot.change(&claim, &vote, |votes| votes.missing(0));
+        assert_eq!(slot.hold_request(0, &run, Stamp::ZERO), HoldRequest::Join);
+        slot.forget_lease();
+        assert_eq!(slot.hold_request(0, &run, Stamp::ZERO), HoldRequest::Renew { put_back: false });
     }
 }

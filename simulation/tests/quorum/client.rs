@@ -70,9 +70,10 @@ impl Model<'_> {
             self.requests(state, c, Verb::Vote, u8::MAX, found);
         }
         if let Some(token) = verdict.granted {
-            self.tell(state, c, token, verdict.in_doubt, found)?;
+            self.tell(state, c, token, verdict.tombstones, found)?;
         }
-        if let Some(token) = verdict.raise {
+        let raises = verdict.raise.map(|token| if self.world.low_raises { 1..=token } else { token..=token });
+        for token in raises.into_iter().flatten() {
             let raising = Client { phase: Phase::Raising, token, highest: 0, ..client };
             let mut state = *state;
             self.change_all(&mut state, |_, server| {
@@ -177,9 +178,13 @@ impl Model<'_> {
     fn hold(&mut self, state: &State, c: usize, found: &mut Found) -> Outcome {
         let client = state.clients[c];
         let full_validity = self.machines.full_validity;
+        self.break_lease(state, c, found);
         if client.validity > 0 && client.renewals_left > 0 {
             let renewals_left = client.renewals_left - 1;
-            let renewing = Client { phase: Phase::Renewing, renewals_left, pending: full_validity, ..client };
+            let was_broken = self.servers_of(state).filter(|server| server.slots[c].is_broken).count();
+            let was_broken = was_broken > self.world.servers / 2;
+            let renewing =
+                Client { phase: Phase::Renewing, renewals_left, pending: full_validity, was_broken, ..client };
             self.enter(state, Step::Renew { client: c }, c, renewing, found)?;
         }
         if client.validity > 0 && self.world.joins {
@@ -204,10 +209,31 @@ impl Model<'_> {
         self.release(state, Step::Release { client: c }, c, found)
     }
 
+    /// Each server may hear of a break.
+    fn break_lease(&mut self, state: &State, c: usize, found: &mut Found) {
+        if !self.world.breaks {
+            return;
+        }
+        let claim = self.claim(c, state.clients[c].attempt);
+        for index in self.distinct(state) {
+            let mut server = *self.server(state, index);
+            if !server.slots[c].is_broken {
+                server.break_lease(c, claim);
+                self.one(state, Step::Break { client: c, server: index }, index, server, None, found);
+            }
+        }
+    }
+
+    /// Whether a server was asked to break the lease of this client.
+    fn may_be_broken(&self, state: &State, c: usize) -> bool {
+        self.servers_of(state).any(|server| server.slots[c].is_broken)
+    }
+
     fn renewal(&mut self, state: &State, c: usize, found: &mut Found) -> Outcome {
         let client = state.clients[c];
+        self.break_lease(state, c, found);
         self.requests(state, c, Verb::Renew, u8::MAX, found);
-        let held = Client { phase: Phase::Held, pending: 0, ..client };
+        let held = Client { phase: Phase::Held, pending: 0, was_broken: false, ..client };
         let mut replies = [Heard::Open; MOST_SERVERS];
         for (index, server) in self.servers_of(state).enumerate() {
             replies[index] = server.slots[c].reply;
@@ -219,7 +245,10 @@ impl Model<'_> {
         match self.machines.renewal(replies) {
             Some(RenewOutcome::Renewed) if is_valid => {
                 let step = Step::Renewed { client: c };
-                if client.token < state.told && self.world.clock_steps == 0 {
+                if client.was_broken {
+                    return Err((step, Broken::Revived));
+                }
+                if client.token < state.told && self.world.clock_steps == 0 && !self.may_be_broken(state, c) {
                     return Err((step, Broken::Token));
                 }
                 self.enter(state, step, c, Client { validity: client.pending, ..held }, found)?;
@@ -293,7 +322,8 @@ impl Model<'_> {
     fn enter(&mut self, state: &State, step: Step, c: usize, client: Client, found: &mut Found) -> Outcome {
         let mut next = *state;
         next.clients[c] = client;
-        let believers = next.clients.iter().filter(|client| client.believes()).count();
+        let believes = |c: &usize| next.clients[*c].believes() && !self.may_be_broken(&next, *c);
+        let believers = (0..self.world.clients).filter(believes).count();
         if believers > 1 && self.world.clock_steps == 0 {
             return Err((step, Broken::Exclusion));
         }

@@ -58,8 +58,6 @@ pub(super) struct TallyVerdict {
     pub(super) to_raise: u8,
     pub(super) to_withdraw: u8,
     pub(super) tombstones: u8,
-    /// After a grant: the servers from which a withdrawal needs a tombstone.
-    pub(super) in_doubt: u8,
 }
 
 /// What a client knows that reads all servers because of one that was restarted.
@@ -115,9 +113,6 @@ impl Machines {
             verdict.to_withdraw |= 1 << withdrawal.server;
             verdict.tombstones |= u8::from(withdrawal.tombstone) << withdrawal.server;
         }
-        let votes = tally.votes(|_| self.runs[0].clone());
-        let in_doubt = (0..self.servers).filter(|&server| votes.needs_tombstone(server));
-        in_doubt.for_each(|server| verdict.in_doubt |= 1 << server);
         let now = if self.breaks(Sabotage::ToldWithoutValidity) {
             self.sent(question.validity)
         } else {
@@ -162,7 +157,7 @@ impl Machines {
             match heard {
                 Heard::Open => {}
                 Heard::NoReply => tally.no_reply(server),
-                Heard::No => tally.reply(server, VoteReply::Held { fence: 0, left: MOMENT }, heard_at),
+                Heard::No => tally.reply(server, VoteReply::Held { fence: 0, left: MOMENT, holder: 0 }, heard_at),
                 Heard::Voted => tally.reply(server, VoteReply::Voted { fence: highest.into() }, heard_at),
                 Heard::Yes => tally.reply(server, VoteReply::Accepted, heard_at),
             }

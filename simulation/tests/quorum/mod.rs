@@ -9,6 +9,8 @@
 //!   shorter by a margin of a tick.
 //! - A server is restarted without its data, never two that are unsettled at once: that is where the promises end.
 //! - A server's clock is stepped: its vote ends at once. Only the order of tokens is promised then.
+//! - An operator breaks a lease: each server ends its vote, or does not hear of it. The holder believes in its lease
+//!   until a renewal fails, so that exclusion is promised only for leases that no server was asked to break.
 //!
 //! The machines keep no state between two steps: each is made anew from the replies that the state of the world
 //! records, and decides at once. So equal worlds are equal states. A pause that a machine waits for may end at any
@@ -49,10 +51,21 @@ pub(crate) struct World {
     pub(crate) restarts: u8,
     /// How often the clock of a server is stepped.
     pub(crate) clock_steps: u8,
+    /// Whether a token may be raised above any lower token too, and not only above the fences of all that vote.
+    pub(crate) low_raises: bool,
+    /// Whether leases are broken. Not with restarts: a server that loses its data forgets a break.
+    pub(crate) breaks: bool,
     /// Whether clocks may be fast.
     pub(crate) fast_clocks: bool,
     /// The rule that is broken.
     pub(crate) sabotage: Option<Sabotage>,
+}
+
+impl World {
+    /// The client of a claim. Each attempt is a claim, and they are numbered from one.
+    fn client_of(&self, claim: u8) -> usize {
+        usize::from((claim - 1) / self.attempts)
+    }
 }
 
 /// Ways to break one rule.
@@ -68,6 +81,8 @@ pub(crate) enum Sabotage {
     RestartedServerVotesAtOnce,
     RestartedServerVotesAfterItHasAFloor,
     RestartedServerHasNoFloor,
+    /// A vote that was broken may be joined again.
+    BreakLeavesNoTombstone,
     // Between the servers and the machines of a client: their inputs, and what is done with their outputs.
     OneReplyCountsForAMajority,
     TokenRaisedOnOneServer,
@@ -101,6 +116,8 @@ pub(crate) enum Broken {
     Orphan,
     /// A renewal says that the lease is lost although a majority votes for it.
     Loss,
+    /// A renewal that began after a majority had confirmed a break says that the lease is renewed.
+    Revived,
 }
 
 /// One thing that happens. Servers are counted in the order of the state before it.
@@ -161,6 +178,11 @@ pub(crate) enum Step {
     },
     Release {
         client: usize,
+    },
+    /// The break of a client's lease is executed by one server.
+    Break {
+        client: usize,
+        server: usize,
     },
     /// The release is executed everywhere.
     Stop {

@@ -93,7 +93,7 @@ impl Server {
 
     fn vote(&mut self, world: &World, claim: u8, guess: u8) -> Reply {
         let is_held = self.left > 0 && self.owner != claim;
-        if !self.is_settled() || is_held || self.has_tombstone(claim) {
+        if !self.is_settled() || is_held || self.has_tombstone(world, claim) {
             return Reply::No;
         }
         let is_second_copy = self.votes_for(claim) && guess == self.fence;
@@ -128,7 +128,7 @@ impl Server {
     }
 
     fn renew(&mut self, world: &World, claim: u8, token: u8, put_back: bool) -> Reply {
-        if self.has_tombstone(claim) {
+        if self.has_tombstone(world, claim) {
             return Reply::No;
         }
         if self.votes_for(claim) {
@@ -151,7 +151,7 @@ impl Server {
     }
 
     fn join(&mut self, world: &World, claim: u8, token: u8) -> Reply {
-        if !self.is_settled() || self.has_tombstone(claim) || self.left > 0 {
+        if !self.is_settled() || self.has_tombstone(world, claim) || self.left > 0 {
             return Reply::No;
         }
         self.take(world, claim, token);
@@ -191,8 +191,17 @@ impl Server {
         (self.owner, self.left) = (0, 0);
     }
 
-    fn has_tombstone(&self, claim: u8) -> bool {
-        self.tombstones >> claim & 1 > 0
+    fn has_tombstone(&self, world: &World, claim: u8) -> bool {
+        let is_broken = self.slots[world.client_of(claim)].is_broken;
+        self.tombstones >> claim & 1 > 0 || is_broken && world.sabotage != Some(Sabotage::BreakLeavesNoTombstone)
+    }
+
+    /// Executes the break of the lease of a client, which is held by this claim.
+    pub(super) fn break_lease(&mut self, client: usize, claim: u8) {
+        self.slots[client].is_broken = true;
+        if self.owner == claim {
+            self.end_vote();
+        }
     }
 
     pub(super) fn has_late(&self, claim: u8) -> bool {
@@ -260,7 +269,7 @@ impl Server {
 
     /// Makes states equal from which the same follows.
     pub(super) fn leave_out_what_changes_nothing(&mut self, world: &World) {
-        let client_of = |claim: u8| usize::from((claim - 1) / world.attempts);
+        let client_of = |claim: u8| world.client_of(claim);
         for client in 0..world.clients {
             let slot = &mut self.slots[client];
             if !slot.is_in_doubt && slot.vote != Heard::NoReply && slot.reply != Heard::NoReply {

@@ -51,6 +51,8 @@ pub(super) struct Slot {
     /// back.
     pub(super) in_run: Option<u8>,
     pub(super) confirmed: u8,
+    /// The server has executed a break of the lease.
+    pub(super) is_broken: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -80,6 +82,8 @@ pub(super) struct Client {
     pub(super) renewals_left: u8,
     /// The validity that the renewal under way would give.
     pub(super) pending: u8,
+    /// A majority had confirmed a break before that renewal began.
+    pub(super) was_broken: bool,
 }
 
 impl Client {
@@ -111,7 +115,8 @@ impl Hash for Message {
 
 impl Hash for Slot {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let heard = self.vote as u8 | (self.reply as u8) << 3 | u8::from(self.is_in_doubt) << 6;
+        let flags = u8::from(self.is_in_doubt) << 6 | u8::from(self.is_broken) << 7;
+        let heard = self.vote as u8 | (self.reply as u8) << 3 | flags;
         let run = self.in_run.map_or(0, |run| run + 1);
         hasher.write_u32(u32::from_le_bytes([heard, run, self.confirmed, 0]));
     }
@@ -119,8 +124,17 @@ impl Hash for Slot {
 
 impl Hash for Client {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
-        let &Self { phase, attempt, validity, token, highest, before, renewals_left, pending } = self;
-        let all = [phase as u8, attempt, validity, token, highest, before, renewals_left, pending];
+        let &Self { phase, attempt, validity, token, highest, before, renewals_left, pending, was_broken } = self;
+        let all = [
+            phase as u8 | u8::from(was_broken) << 7,
+            attempt,
+            validity,
+            token,
+            highest,
+            before,
+            renewals_left,
+            pending,
+        ];
         hasher.write_u64(u64::from_le_bytes(all));
     }
 }

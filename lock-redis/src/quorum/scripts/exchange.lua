@@ -7,8 +7,10 @@
 --                number   its place in the URL, from 0
 --                floor    no token up to this one may be given again. For a lock without a record, because the record
 --                         may have been lost, and for one whose record may be old
---                high     at least the highest fence of any record. Servers that lost their data take their floor from
---                         it. Raised in steps of a second, so that most votes need not write it
+--                high     at least the highest token that this server has accepted for any lock. Servers that lost their
+--                         data take their floor from it. Raised in steps of a second, so that most votes need not write
+--                         it, and the fence of a lock without a record is no higher. So a fence that only follows this
+--                         server's clock does not raise it: one that is years ahead would move all tokens
 -- RECORD       KEYS[i + 1], one string per lock, big endian:
 --                version u8 (1) | kind u8 ('q') | flags u16 (0) | deadline u64 | kept u64 | tombstones u64 | fence u64 |
 --                token u64 | vote 16 bytes | holder information, as in the records of a single server
@@ -29,16 +31,17 @@
 -- operations   v  vote, and accept the token as the guess of the client
 --              a  accept the token, for a vote that this server has given
 --              r  renew
---              e  renew exactly: the deadline may become earlier
 --              j  renew, or vote for a lease that holds by the votes of others
 --              p  renew, or put back a vote that this server gave in an earlier run and that still counts
+--              R, J, P  the same, exactly: the deadline may become earlier
 --              w  withdraw
 --              t  withdraw, and keep late requests from taking effect for this ttl
---              b  break: end this vote, if it stands, and accept the token
+--              b  break: end this vote, if it stands, and accept the token. For this ttl, the vote is not joined or put
+--                 back by a holder that does not know of the break
 -- replies      TIME in µs, a code for each lock, and what follows the codes in their order:
 --                g           it voted and accepted the token, or accepted the token
 --                v, fence    it voted, or the broken vote has ended, and the token is not above the fence
---                h, fence, ms  another vote stands for so long
+--                h, fence, ms, number  another vote stands for so long. Equal votes have equal numbers
 --                u           it is not settled
 --                d           the vote was withdrawn before
 --                l           another vote stands; for `a`: the vote does not stand, or the token is below the fence
@@ -67,10 +70,15 @@ local written, codes, values = {}, {}, {}
 for i = 2, #KEYS do
   local key, code = KEYS[i], nil
   local op, holder, ttl, token, vote = unpack('>c1BI4I8c16', ARGV[2], 30 * i - 59)
+  local exactly = op < 'a'
+  if exactly then op = string.lower(op) end
   local tombstone = key .. ':t:' .. vote
   local raw = written[key] or raws[i]
   local deadline, kept, tombstones, fence, of_lease, owner, info = 0, 0, 0, now - retention, 0, vote, ''
   local why
+  -- No record that was dropped had a higher token. If this clock is years ahead, it must not move the tokens.
+  local is_far = state and fence > high
+  if is_far then fence = high end
   if raw then
     if sub(raw, 1, 4) == '\1q\0\0' then
       deadline, kept, tombstones, fence, of_lease, owner = unpack('>I8I8I8I8I8c16', raw, 5)
@@ -114,7 +122,7 @@ for i = 2, #KEYS do
       code, to = 'v', fence
       values[#values + 1] = string.format('%d', fence)
     end
-    till, lease = mine and 0 or deadline, of_lease
+    till, lease, tombstones = mine and 0 or deadline, of_lease, max(tombstones, now + ttl * 1000)
     vote, info = owner, raw and sub(raw, 61) or ''
   elseif op == 'v' then
     if not settled then
@@ -123,6 +131,7 @@ for i = 2, #KEYS do
       code = 'h'
       values[#values + 1] = string.format('%d', fence)
       values[#values + 1] = math.ceil((deadline - now) / 1000)
+      values[#values + 1] = unpack('>I4', owner, 13)
     elseif tombstones > now and call('EXISTS', tombstone) ~= 0 then
       code = 'd'
     else
@@ -142,18 +151,24 @@ for i = 2, #KEYS do
     code, till, to, info = 'r', now + ttl * 1000, fence, sub(raw, 61)
     -- A client that does not know the token must not hide it.
     lease = token > 0 and token or of_lease
-    if op ~= 'e' and deadline > till then till = deadline end
+    if not exactly and deadline > till then till = deadline end
   elseif stands then
     code = 'l'
   else
     code = 'f'
     if op == 'j' and settled then
       code = 'j'
-    elseif op == 'p' and not settled and string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') == run then
-      -- Until it is settled, this server gives no vote to anybody. So the vote was not interrupted.
-      code = 'p'
+    elseif op == 'p' and not settled then
+      -- An error here must not end the script, because earlier locks may be written.
+      local about = call('INFO', 'server')
+      if type(about) == 'table' then
+        why, code = about.err, '.'
+      elseif string.match(about, 'run_id:(%w+)') == run then
+        -- Until it is settled, this server gives no vote to anybody. So the vote was not interrupted.
+        code = 'p'
+      end
     end
-    if code ~= 'f' then
+    if code == 'j' or code == 'p' then
       if tombstones > now and call('EXISTS', tombstone) ~= 0 then
         code = 'f'
       else
@@ -164,10 +179,12 @@ for i = 2, #KEYS do
   end
 
   if till then
-    -- Before the record: a fence above `high` could be given twice after this server has lost its data.
+    -- Before the record: a token above `high` could be given twice after this server has lost its data.
     if to > high and state then
-      local reply = call('SETRANGE', KEYS[1], '55', pack('>I8', to + 1000000))
-      if type(reply) == 'table' then why = reply.err else high = to + 1000000 end
+      -- With a step, each lock without a record would begin that much higher.
+      local next = is_far and to or to + 1000000
+      local reply = call('SETRANGE', KEYS[1], '55', pack('>I8', next))
+      if type(reply) == 'table' then why = reply.err else high = next end
     end
     if not why then
       -- Without the record, a vote would not check for its tombstone.
@@ -190,12 +207,12 @@ for i = 2, #KEYS do
       end
       if reply.err and raw and (op == 'w' or op == 't' or code == 'r') and string.find(reply.err, 'OOM', 1, true) then
         -- A full server refuses SET unless the script has written before. It does not refuse DEL.
-        redis.call('DEL', key)
+        call('DEL', key)
         reply = call('SET', key, record, 'PXAT', string.format('%d', kept / 1000 + 1))
       end
       why = reply.err
       if not why then written[key] = record end
-      if not why and op == 't' then
+      if not why and (op == 't' or op == 'b') then
         reply = call('SET', tombstone, '', 'PX', string.format('%d', ttl))
         why = reply.err
       end

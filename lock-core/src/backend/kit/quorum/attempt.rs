@@ -48,6 +48,8 @@ pub enum VoteReply {
         fence: u64,
         /// How long that vote still lasts.
         left: Duration,
+        /// A number that the servers that vote for the same attempt have in common.
+        holder: u32,
     },
     /// It was restarted and does not vote yet: `u`.
     Unsettled,

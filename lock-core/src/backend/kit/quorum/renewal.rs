@@ -91,12 +91,6 @@ impl RenewTally {
         }
         (confirmed + open < majority && lost + open < overlap).then_some(RenewOutcome::Unknown)
     }
-
-    /// The servers that certainly do not vote for the lease: the next renewal joins them.
-    pub fn to_join(&self) -> impl Iterator<Item = usize> {
-        let is_lost = |&server: &usize| matches!(self.replies[server], Request::Answered(reply) if reply.is_lost());
-        (0..self.replies.len()).filter(is_lost)
-    }
 }
 
 #[cfg(test)]
@@ -171,11 +165,5 @@ mod tests {
         assert_eq!(tally.outcome(), Some(RenewOutcome::Unknown));
         tally.reply(1, HoldReply::Renewed);
         assert_eq!(tally.outcome(), Some(RenewOutcome::Renewed));
-    }
-
-    #[test]
-    fn the_next_renewal_joins_where_the_vote_is_missing() {
-        let tally = replied(Quorum::new(7).unwrap(), &REPLIES);
-        assert_eq!(tally.to_join().collect::<Vec<_>>(), [3, 4, 6]);
     }
 }

@@ -106,8 +106,8 @@ pub struct Settling {
 struct Server {
     /// `None` if it did not reply to the last request.
     reading: Option<Reading>,
-    /// The run of its newest reading, when the first reading of that run arrived, and when one arrived that showed the
-    /// end of the wait.
+    /// The run of its newest reading, when the first reading of that run arrived, and when the first one arrived that
+    /// showed the end of the wait, if the newest one still does.
     run: Option<(RunId, Stamp, Option<Stamp>)>,
 }
 
@@ -146,7 +146,8 @@ impl Settling {
         let it = &mut self.servers[server];
         let known = it.run.take().filter(|(run, ..)| *run == reading.run);
         let (first, over) = known.map_or((reading.received, None), |(_, first, over)| (first, over));
-        let over = over.or(is_over.then_some(reading.received));
+        // Without the key that says so, the wait begins again: the data were deleted in the same run.
+        let over = over.or(Some(reading.received)).filter(|_| is_over);
         it.run = Some((reading.run.clone(), first, over));
         it.reading = Some(reading);
     }
@@ -177,7 +178,7 @@ impl Settling {
         if self.is_first_start() {
             let all_reply = self.readings().count() == self.quorum.servers();
             return Ok(if all_reply {
-                SettlingStep::Settle { floor: self.latest_clock() }
+                SettlingStep::Settle { floor: self.clock() }
             } else {
                 SettlingStep::WaitForServers
             });
@@ -197,7 +198,7 @@ impl Settling {
         Ok(if settled().count() < self.quorum.overlap() && !is_lost {
             SettlingStep::WaitForServers
         } else if self.readings().all(|reading| is_fresh(&reading)) {
-            SettlingStep::Settle { floor: self.latest_clock().max(highest(self.readings())) }
+            SettlingStep::Settle { floor: self.clock().max(highest(self.readings())) }
         } else {
             SettlingStep::ReadAll
         })
@@ -256,10 +257,14 @@ impl Settling {
         self.servers.iter().filter_map(|server| server.reading.as_ref())
     }
 
-    /// The latest of the servers' clocks, in µs as tokens are.
-    fn latest_clock(&self) -> u64 {
-        let latest = self.readings().map(|reading| reading.time).max().unwrap_or_default();
-        u64::try_from(latest.as_micros()).unwrap_or(u64::MAX)
+    /// The time by the servers' clocks, in µs as tokens are: the latest of a majority. A clock that is years ahead would
+    /// put the tokens of every lock ahead, for ever. Those that were lost are not above this: guesses follow the clocks
+    /// of a majority too. With fewer readings, the latest: a clock that is behind must not let a token be given twice.
+    fn clock(&self) -> u64 {
+        let clocks = self.readings().map(|reading| u64::try_from(reading.time.as_micros()).unwrap_or(u64::MAX));
+        let mut clocks: Vec<_> = clocks.collect();
+        clocks.sort_unstable();
+        clocks.get(self.quorum.majority() - 1).or(clocks.last()).copied().unwrap_or(0)
     }
 
     fn check(&self) -> Result<(), Refused> {

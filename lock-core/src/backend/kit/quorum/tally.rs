@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use super::{
-    Absence, Absent, Attempt, Decision, GiveUp, Quorum, RaiseReply, Request, RunId, VoteConfirmation, VoteReply, Votes,
-    Withdrawal,
-};
+use super::{Absence, Absent, Attempt, Decision, GiveUp, Quorum, RaiseReply, Request, VoteReply, Withdrawal};
 use crate::clock::Stamp;
 
 /// The longest pause after the first contended attempt. It doubles with each further attempt.
@@ -14,12 +11,15 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(10);
 /// The longest pause after any attempt.
 const LONGEST_BACKOFF: Duration = Duration::from_millis(250);
 
+/// A fence that is further above those of a majority comes from a clock that is set wrong, an hour in µs.
+const FAR: u64 = 3_600_000_000;
+
 /// The replies to one attempt to acquire.
 ///
 /// Every server counts as asked until [`not_sent`](Self::not_sent) says otherwise. Call [`decide`](Self::decide) after
 /// the first requests, after each input, and at the time that [`Wait`](Decision::Wait) names. After `Granted` and
-/// `GiveUp` it is not called again. The other inputs still change what [`votes`](Self::votes) and
-/// [`to_withdraw`](Self::to_withdraw) return.
+/// `GiveUp` it is not called again. The other inputs still change what [`to_withdraw`](Self::to_withdraw) and
+/// [`split_pause`](Self::split_pause) return.
 #[derive(Clone, Debug)]
 pub struct Tally {
     quorum: Quorum,
@@ -185,12 +185,21 @@ impl Tally {
             Request::Answered(VoteReply::Voted { fence }) => Some(fence),
             _ => None,
         });
-        let token = fences.max().unwrap_or(0).saturating_add(1);
+        let mut fences: Vec<_> = fences.collect();
+        fences.sort_unstable();
+        // Any token may be asked for, because each server compares it with its own fence. If all that vote can accept
+        // it, one of them may fail. But the fence of a clock that is years ahead would put this lock ahead for ever.
+        let enough = fences.get(self.quorum.majority() - 1).copied().unwrap_or(0);
+        let highest = fences.into_iter().filter(|fence| fence.saturating_sub(enough) <= FAR).max();
+        let token = highest.unwrap_or(0).saturating_add(1);
         self.raised = Some(token);
         for server in &mut self.servers {
             server.raise = match server.vote {
-                // It refuses a raise by an attempt that it does not vote for.
+                // It refuses a raise by an attempt that it does not vote for, and one that is not above its fence.
                 Request::Answered(VoteReply::Held { .. }) => Request::Answered(RaiseReply::Refused),
+                Request::Answered(VoteReply::Voted { fence }) if fence >= token => {
+                    Request::Answered(RaiseReply::Refused)
+                }
                 Request::Answered(VoteReply::Unsettled) | Request::NotSent => Request::NotSent,
                 _ => Request::Open,
             };
@@ -218,6 +227,21 @@ impl Tally {
             return Decision::Wait { until: None };
         }
         Decision::GiveUp(GiveUp::TooFew(self.absent()))
+    }
+
+    /// If the attempt failed although no other can have a majority, because several share the votes: how long to wait
+    /// before another try in the same call. Random, up to two round trips.
+    pub fn split_pause(&self) -> Option<Duration> {
+        let holder = |server: &Server| match server.vote {
+            Request::Answered(VoteReply::Held { holder, .. }) => Some(holder),
+            _ => None,
+        };
+        // Those that do not say for whom they vote may vote for any of them.
+        let unknown = self.servers.iter().filter(|it| !it.has_voted() && holder(it).is_none()).count();
+        let of = |one| self.servers.iter().filter(|it| holder(it) == Some(one)).count();
+        let most = self.servers.iter().filter_map(holder).map(of).max().unwrap_or(0);
+        let round_trip = self.replied_at?.since(self.attempt.sent);
+        (most + unknown < self.quorum.majority()).then(|| self.pause_between(Duration::ZERO, 2 * round_trip))
     }
 
     /// The longest pause after this attempt.
@@ -287,23 +311,6 @@ impl Tally {
             _ => 0,
         });
         fences.max().unwrap_or(0)
-    }
-
-    /// What the holder knows of its votes after the grant. `run` names the run in which a server was asked.
-    pub fn votes(&self, run: impl Fn(usize) -> RunId) -> Votes {
-        let mut votes = Votes::new(self.quorum);
-        for (server, it) in self.servers.iter().enumerate() {
-            match it.vote {
-                Request::Open | Request::NoReply => votes.sent(server),
-                Request::NotSent => votes.missing(server),
-                Request::Answered(_) if it.has_voted() => {
-                    let (sent, until) = (self.attempt.sent, self.attempt.valid_until());
-                    votes.confirmed(server, VoteConfirmation { run: run(server), sent, until });
-                }
-                Request::Answered(_) => votes.missing(server),
-            }
-        }
-        votes
     }
 }
 

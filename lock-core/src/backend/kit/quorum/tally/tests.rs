@@ -1,7 +1,6 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::backend::kit::quorum::HoldRequest;
 
 const TTL: Duration = Duration::from_secs(10);
 const MARGIN: Duration = Duration::from_millis(100);
@@ -17,7 +16,7 @@ fn ms(ms: u64) -> Duration {
 }
 
 fn held(left: u64) -> VoteReply {
-    VoteReply::Held { fence: 60, left: ms(left) }
+    VoteReply::Held { fence: 60, left: ms(left), holder: 1 }
 }
 
 /// An attempt that was sent at 1,000 ms.
@@ -211,10 +210,26 @@ fn a_raise_without_a_reply_of_a_majority_fails() {
 fn a_raise_is_above_the_fences_of_the_votes_alone() {
     // The guess that was refused may be far ahead of the servers' clocks, and so may the fence of another attempt.
     let low = |fence| VoteReply::Voted { fence };
-    let other = VoteReply::Held { fence: 90, left: ms(500) };
+    let other = VoteReply::Held { fence: 90, left: ms(500), holder: 1 };
     assert_eq!(replied(3, &[low(7), other, low(8)]).decide(at(1_030)), Decision::Raise { token: 9 });
     let mut accepted = replied(3, &[low(7), other, VoteReply::Accepted]);
     assert_eq!(accepted.decide(at(1_030)), Decision::Raise { token: GUESS + 1 });
+}
+
+#[test]
+fn a_clock_that_is_far_ahead_does_not_raise_the_token() {
+    let low = |fence| VoteReply::Voted { fence };
+    // The third one would refuse the raise, and is not asked.
+    let mut tally = replied(3, &[low(7), low(9 + FAR), low(8)]);
+    assert_eq!(tally.decide(at(1_050)), Decision::Raise { token: 9 });
+    assert_eq!(tally.to_raise().collect::<Vec<_>>(), [0, 2]);
+    tally.raise_reply(0, RaiseReply::Accepted);
+    tally.raise_reply(2, RaiseReply::Accepted);
+    assert_eq!(tally.decide(at(1_050)), Decision::Granted { token: 9 });
+    // Clocks that differ by less may all accept, so that one of them may fail.
+    assert_eq!(replied(3, &[low(7), low(8 + FAR), low(8)]).decide(at(1_050)), Decision::Raise { token: 9 + FAR });
+    // Without a majority below it, there is no other token.
+    assert_eq!(replied(3, &[low(7), low(9 + FAR)]).decide(at(1_050)), Decision::Raise { token: 10 + FAR });
 }
 
 #[test]
@@ -266,6 +281,22 @@ fn attempts_that_split_the_votes_spread_their_retries() {
 }
 
 #[test]
+fn votes_are_split_if_no_attempt_can_have_a_majority() {
+    let by = |holder| VoteReply::Held { fence: 60, left: ms(500), holder };
+    // The second reply came after 20 ms, and the random number is half of the largest one.
+    let pause = |servers, replies: &[VoteReply]| replied(servers, replies).split_pause();
+    assert_eq!(pause(3, &[by(1), by(2), VOTED]), Some(ms(20)));
+    assert_eq!(pause(3, &[by(1), by(1), VOTED]), None);
+    // The third one may vote for either.
+    assert_eq!(pause(3, &[by(1), by(2)]), None);
+    assert_eq!(pause(3, &[by(1), by(2), VoteReply::Unsettled]), None);
+    assert_eq!(pause(4, &[by(1), VOTED, by(1), VOTED]), Some(ms(30)));
+    assert_eq!(pause(5, &[by(1), VOTED, by(1), VOTED]), None);
+    assert_eq!(pause(5, &[by(1), VOTED, by(1), VOTED, by(2)]), Some(ms(30)));
+    assert_eq!(pause(3, &[]), None);
+}
+
+#[test]
 fn an_attempt_that_was_withdrawn_ends_at_once() {
     let mut tally = replied(3, &[VoteReply::Accepted, VoteReply::Accepted, VoteReply::Withdrawn]);
     assert_eq!(tally.decide(at(1_030)), Decision::GiveUp(GiveUp::Withdrawn));
@@ -294,24 +325,4 @@ fn the_next_guess_is_above_every_fence() {
     assert_eq!(tally(3).highest_fence(), 0);
     assert_eq!(replied(3, &[VoteReply::Accepted, held(500)]).highest_fence(), 60);
     assert_eq!(replied(3, &[VOTED, held(500)]).highest_fence(), 70);
-}
-
-#[test]
-fn a_holder_joins_the_servers_that_did_not_vote() {
-    let mut tally = replied(5, &[VoteReply::Accepted, VOTED, held(500), VoteReply::Unsettled]);
-    let run = |server: usize| RunId::new(format!("run {server}"));
-    let requests = |tally: &Tally| {
-        let votes = tally.votes(run);
-        (0..5).map(|server| (votes.request(server, &run(9), at(10_899)), votes.needs_tombstone(server))).collect()
-    };
-    let renew = |put_back| HoldRequest::Renew { put_back };
-    // Another run, in which the vote may be put back.
-    let expected: Vec<_> = [(renew(true), false), (renew(true), false), (HoldRequest::Join, false)].into();
-    let all: Vec<_> = requests(&tally);
-    assert_eq!(all[..3], expected);
-    assert_eq!(all[3..], [(HoldRequest::Join, false), (renew(false), true)]);
-    assert_eq!(tally.votes(run).request(0, &run(9), at(10_900)), renew(false));
-    assert_eq!(tally.votes(run).request(0, &run(0), at(1_050)), renew(false));
-    tally.not_sent(4);
-    assert_eq!(requests(&tally)[4], (HoldRequest::Join, false));
 }
