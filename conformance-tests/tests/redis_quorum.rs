@@ -2,10 +2,18 @@
 //! one server fails.
 
 mod redis_quorum {
+    mod attempts;
     #[path = "../support/mod.rs"]
     mod common;
+    mod five;
     mod fixture;
+    mod group;
+    mod leases;
+    mod lists;
     mod minority;
+    mod operators;
+    mod restarts;
+    mod scripts;
     #[path = "../support/servers.rs"]
     mod servers;
     mod stored;

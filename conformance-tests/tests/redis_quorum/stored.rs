@@ -63,7 +63,12 @@ impl Stored<'_> {
         format!("{PREFIX}{{{}}}", name.encode(MAX_ENCODED))
     }
 
-    /// The votes of the servers that can be read.
+    /// The vote of one server.
+    pub(super) fn vote(&self, server: usize, name: &LockName) -> Option<Vote> {
+        vote(&self.servers[server], &Self::key(name))
+    }
+
+    /// The votes of all servers.
     pub(super) fn votes(&self, name: &LockName) -> Vec<Option<Vote>> {
         self.servers.iter().map(|server| vote(server, &Self::key(name))).collect()
     }
