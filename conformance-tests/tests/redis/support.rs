@@ -20,13 +20,21 @@ where
     leasehold_conformance::run(leasehold_conformance::DEADLINE, || async { case(Redis::new().await).await });
 }
 
-/// Makes a client that reaches the server directly, with these settings on top of its URL.
+/// Makes a client that reaches the server by this route, with these settings on top of its URL.
+pub(super) async fn builder_by(fixture: &Redis, route: Route, more: &str) -> LockClientBuilder {
+    let backend = RedisBackend::connect(&fixture.url(route, more)).await;
+    LockClient::builder(backend.unwrap_or_else(|error| panic!("not connected: {error:?}"))).wait(SOON)
+}
+
+/// The same for one that reaches it directly.
 pub(super) async fn builder(fixture: &Redis, more: &str) -> LockClientBuilder {
-    let url = fixture.url(Route::Clear, more);
-    let backend = RedisBackend::connect(&url).await.unwrap_or_else(|error| panic!("not connected: {error:?}"));
-    LockClient::builder(backend).wait(SOON)
+    builder_by(fixture, Route::Clear, more).await
+}
+
+pub(super) async fn client_by(fixture: &Redis, route: Route, ttl: Duration) -> LockClient {
+    builder_by(fixture, route, "").await.ttl(ttl).build().expect("a client")
 }
 
 pub(super) async fn client(fixture: &Redis, ttl: Duration) -> LockClient {
-    builder(fixture, "").await.ttl(ttl).build().expect("a client")
+    client_by(fixture, Route::Clear, ttl).await
 }
