@@ -13,6 +13,7 @@ mod redis {
     mod forgotten;
     mod pair;
     mod promoted;
+    mod put_back;
     mod resource_counts;
     mod restart;
     mod settings;

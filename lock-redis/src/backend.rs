@@ -9,7 +9,7 @@ use leasehold_core::backend::kit::{PerRuntime, TlsFiles};
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Admin, Capabilities, Claim, Confirmation, CoreHandle, Delivery, Grant,
     LONGEST_PLACE_TTL, LockBackend, OnContention, ReleaseOutcome, ReleaseRequest, RenewPolicy, RenewReplies,
-    RenewReply, RenewRequest, WatchNames,
+    RenewReply, RenewRequest, Stamp, WatchNames,
 };
 use leasehold_core::{Error, FencingToken, Result};
 use tokio::runtime::Handle;
@@ -20,7 +20,9 @@ use crate::connection::{Connection, Role, script_call};
 use crate::errors::Failure;
 use crate::exchange::{AcquireOptions, Operation, Reply, ReplyBody, Request};
 use crate::manager::{self, ConnectionManager};
+use crate::put_back::{self, Confirmed, Lease};
 use crate::replies::{self, Acquired, Renewed};
+use crate::run::Run;
 use crate::settings::{Settings, read_url};
 use crate::shared::{Shared, millis};
 use crate::tombstones;
@@ -137,14 +139,19 @@ impl RedisBackend {
         command.arg(packed).arg(exceptions);
         let core = shared.core()?;
         // After `prepare`, which may take a round trip: the validity counts from the request itself.
-        let sent = core.stamp();
+        let (sent, run) = (core.stamp(), connection.run_read());
+        let put_back = run.as_ref().map(|run| put_back::argument(requests, run, sent, shared)).unwrap_or_default();
+        if !put_back.is_empty() {
+            command.arg(put_back);
+        }
         let value = connection.run(&shared.scripts.renew, &command, until).await?;
         let (time, renewals) = replies::renewed(value, requests.len()).ok_or(Failure::UnexpectedReply)?;
         shared.server_clock.observe(time, sent, core.stamp());
         let answer = |(request, renewed): (&RenewRequest, Renewed)| {
             let confirmation = |ttl, place| Confirmation { ttl, sent, place };
+            note_renewal(request, &renewed, run.as_ref(), sent);
             match renewed {
-                Renewed::Held => RenewReply::Renewed(confirmation(request.ttl, request.place)),
+                Renewed::Held | Renewed::PutBack => RenewReply::Renewed(confirmation(request.ttl, request.place)),
                 Renewed::Granted { place, token } => {
                     RenewReply::Granted(Grant::new(FencingToken::new(token), confirmation(request.ttl, place)))
                 }
@@ -158,6 +165,27 @@ impl RedisBackend {
             }
         };
         Ok(requests.iter().zip(renewals).map(answer).collect())
+    }
+}
+
+/// Notes what a reply to a renewal says about the lease of its claim.
+fn note_renewal(request: &RenewRequest, renewed: &Renewed, run: Option<&Arc<Run>>, sent: Stamp) {
+    let Some(run) = run else { return };
+    let confirmed = || Confirmed { run: run.clone(), sent, ttl: request.ttl };
+    let lease = || Lease::of(&request.claim);
+    match renewed {
+        Renewed::Held => lease().renewed(confirmed()),
+        Renewed::PutBack => {
+            lease().renewed(confirmed());
+            tracing::info!(
+                backend = crate::errors::BACKEND,
+                lock = %request.claim.name(),
+                "the server had lost this lease, and it was put back: it was not interrupted"
+            );
+        }
+        Renewed::Granted { token, .. } => lease().granted(*token, confirmed()),
+        Renewed::Lost => lease().lost(),
+        Renewed::Waiting { .. } | Renewed::Failed(_) => {}
     }
 }
 
@@ -178,10 +206,13 @@ impl LockBackend for RedisBackend {
         let options = AcquireOptions { ttl, queue: on_contention == OnContention::Queue };
         // Before the request is sent: a withdrawal may overlap with it, and its tombstone has to outlast this ttl.
         tombstones::acquiring(claim, ttl);
-        let Reply { sent, body } = self.send_request(claim, Operation::Acquire(options)).await?;
+        let Reply { sent, run, body } = self.send_request(claim, Operation::Acquire(options)).await?;
         let confirmation = |ttl, place| Confirmation { ttl, sent, place };
         match body {
             ReplyBody::Acquired(Acquired::Granted { place, token }) => {
+                if let Some(run) = run {
+                    Lease::of(claim).granted(token, Confirmed { run, sent, ttl });
+                }
                 Ok(AcquireOutcome::Granted(Grant::new(FencingToken::new(token), confirmation(ttl, place))))
             }
             ReplyBody::Acquired(Acquired::Queued { place, retry_after }) => Ok(AcquireOutcome::Queued {
@@ -200,6 +231,8 @@ impl LockBackend for RedisBackend {
 
     async fn release(&self, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         let ReleaseRequest { ref claim, delivery, .. } = *request;
+        // Before the request is sent: a renewal that is in flight must not make the client put the lease back later.
+        Lease::of(claim).released();
         let tombstone_ttl = (delivery == Delivery::InDoubt).then(|| tombstones::ttl_of(claim));
         let ReplyBody::Released(was_held) = self.send_request(claim, Operation::Release(tombstone_ttl)).await?.body
         else {

@@ -44,9 +44,11 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
 const FAILOVER: &str = "an asynchronous failover promotes a replica while the former primary still confirms requests";
 const FLUSH: &str = "somebody deletes the lock's keys (FLUSHALL, DEL)";
 const EVICTION: &str = "the server is configured to evict keys (`maxmemory-policy`) after the check at connect";
-const RESTART_TRUSTED: &str = "the server restarts without its last writes (`restart=trust`)";
+const RESTART_TRUSTED: &str = "the server restarts without its last writes, and a client requests a lock before its \
+     holder has put its lease back (`restart=trust`)";
 const RESTART_MISSED: &str = "the server restarts without its data or a lagging replica is promoted, and a client \
      missed the message about a longer ttl that had come into use: it waits only for the longest ttl that it knows and \
-     its own";
+     its own, and is granted a lock whose holder has not put its lease back by then";
 const RESTART_UNKNOWN: &str = "the server restarts without its data, and a client that never saw it requests a lock \
-     before any client that did; from then on, other clients that never saw it are served too";
+     before any client that did and before its holder has put its lease back; from then on, other clients that never \
+     saw it are served too";

@@ -124,6 +124,8 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
         ("OOM", Capacity, "the server's memory is full (`maxmemory`)"),
         (TOO_MANY_CLIENTS, Capacity, "the server has reached its limit of connections (`maxclients`)"),
         ("READONLY", Unavailable, "the server is a read-only replica: connect to the primary"),
+        // From put_back.lua.
+        ("OTHERRUN", Unavailable, "the server was restarted or replaced just now"),
         ("LOADING", Unavailable, "the server is still loading its data"),
         ("BUSY", Unavailable, "the server is busy with a script"),
         ("MASTERDOWN", Unavailable, "the server has lost its primary"),
@@ -255,6 +257,7 @@ mod tests {
             ("user_script:60: @user_script: 60: -OOM command not allowed when used memory > 'maxmemory'.", Capacity),
             ("ERR max number of clients reached", Capacity),
             ("READONLY You can't write against a read only replica.", Unavailable),
+            ("OTHERRUN", Unavailable),
             ("LOADING Redis is loading the dataset in memory", Unavailable),
             ("BUSY Redis is busy running a script.", Unavailable),
             ("MASTERDOWN Link with MASTER is down", Unavailable),

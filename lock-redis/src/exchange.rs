@@ -1,5 +1,6 @@
 //! Script calls for several locks at once.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::backend::kit::restart::quarantined;
@@ -10,6 +11,7 @@ use tokio::time::Instant;
 use crate::connection::{Connection, script_call};
 use crate::errors::Failure;
 use crate::replies::{self, Acquired};
+use crate::run::Run;
 use crate::shared::{Shared, millis};
 
 /// A request for one lock.
@@ -59,6 +61,8 @@ impl Request {
 /// A reply, and the stamp from just before the request was sent.
 pub(crate) struct Reply {
     pub(crate) sent: Stamp,
+    /// The run of the server.
+    pub(crate) run: Option<Arc<Run>>,
     pub(crate) body: ReplyBody,
 }
 
@@ -79,6 +83,7 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
         Ok(quarantine) => quarantine,
         Err(error) => return all(error),
     };
+    let run = connection.run_read();
     // During a quarantine, releases are still sent: ending a lease makes no second holder.
     let is_sent = |request: &&Request| quarantine.is_none() || !request.is_acquire();
     let acquires = requests.iter().filter(is_sent).filter(|request| request.is_acquire());
@@ -127,7 +132,7 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
                 (false, _) => second.next().and_then(replies::released).map(|body| body.map(ReplyBody::Released)),
             };
             match body {
-                Some(Ok(body)) => Ok(Reply { sent: stamp, body }),
+                Some(Ok(body)) => Ok(Reply { sent: stamp, run: run.clone(), body }),
                 Some(Err(text)) => Err(connection.refused(&text)),
                 None => Err(Failure::UnexpectedReply.into()),
             }

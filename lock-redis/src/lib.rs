@@ -12,7 +12,8 @@
 //   has ended to the oldest live place (`library.lua`), so any request of any client advances the queue.
 // - Acquire (`acquire.lua`): a free lock without a queue is granted, with a token of at least the last one + 1 and
 //   TIME. Otherwise the claim gets a place of at most 10 s.
-// - Renew (`renew.lua`): moves the deadlines of up to 100 leases and places, and creates nothing.
+// - Renew (`renew.lua`): moves the deadlines of up to 100 leases and places, and creates nothing, except that a lease
+//   comes back that the server has lost with its data (`put_back.rs`).
 // - Release (`release.lua`): sets the deadline to 0 and hands the lock over. The record stays, because it keeps the
 //   token. If an earlier request has no reply, the release also writes a tombstone, so a late copy has no effect.
 // - Wait: the script that hands a lock over publishes the grant on the channel of the new holder's client. A message
@@ -21,7 +22,8 @@
 // - Connections (`manager.rs`, `connection.rs`): one for each runtime. The keeper's also receives the grants. Requests
 //   that wait for a busy connection share a script call (`batcher.rs`, `exchange.rs`).
 // - A server that lost its data would grant a held lock. Each connection reads the run of the server first (`run.rs`,
-//   `epoch.lua`). After a restart or a failover, no lock is granted until the longest ttl in use has passed.
+//   `epoch.lua`). After a restart or a failover, no lock is granted until the longest ttl in use has passed. Meanwhile
+//   the holders put their leases back.
 // - Exclusion ends when the server's clock steps forward, a former primary still confirms requests, or keys are deleted
 //   or evicted. Then the fencing token decides.
 
@@ -38,6 +40,7 @@ mod fence;
 mod keys;
 mod manager;
 mod protocol;
+mod put_back;
 mod quorum;
 mod replies;
 mod reply;

@@ -21,8 +21,16 @@ pub(crate) enum Acquired {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Renewed {
     Held,
-    Granted { place: PlaceNumber, token: u64 },
-    Waiting { place: PlaceNumber, retry_after: Duration },
+    /// The server had lost the lease, and has it again.
+    PutBack,
+    Granted {
+        place: PlaceNumber,
+        token: u64,
+    },
+    Waiting {
+        place: PlaceNumber,
+        retry_after: Duration,
+    },
     Lost,
     Failed(String),
 }
@@ -96,6 +104,7 @@ pub(crate) fn renewed(value: Value, count: usize) -> Option<(i64, Vec<Renewed>)>
     with_status_codes(value, count, |_, code, rest| {
         Some(match code {
             b'r' => Renewed::Held,
+            b'p' => Renewed::PutBack,
             b'l' => Renewed::Lost,
             b'g' => Renewed::Granted { place: PlaceNumber::new(number(&rest.next()?)?), token: number(&rest.next()?)? },
             b'w' => Renewed::Waiting {
@@ -249,12 +258,13 @@ mod tests {
         let several = array([Value::Int(5), words("n.rf"), Value::Int(9)]);
         assert_eq!(per_lock(several, 4), Some([5, 9, 1, 0].map(Value::Int).to_vec()));
 
-        let value = array([Value::Int(5), words("rgle"), Value::Int(3), Value::Int(4), words("WRONGTYPE y")]);
-        let (_, replies) = renewed(value, 4).unwrap();
+        let value = array([Value::Int(5), words("rpgle"), Value::Int(3), Value::Int(4), words("WRONGTYPE y")]);
+        let (_, replies) = renewed(value, 5).unwrap();
         assert_eq!(
             replies,
             [
                 Renewed::Held,
+                Renewed::PutBack,
                 Renewed::Granted { place: PlaceNumber::new(3), token: 4 },
                 Renewed::Lost,
                 Renewed::Failed("WRONGTYPE y".to_owned()),

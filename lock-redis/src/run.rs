@@ -22,14 +22,24 @@ pub(crate) struct State {
     pub(crate) has_replicated: bool,
 }
 
+/// A run of the server, as a connection has read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// Tells it from every other run.
+    pub(crate) name: String,
+    /// What the server said then: [`State::id`] and [`State::former_history`].
+    pub(crate) process: String,
+    pub(crate) former_history: String,
+}
+
 impl State {
-    /// What follows for a client that was last allowed to lock on the run `known`.
-    pub(crate) fn reading(self, known: Option<&str>) -> Reading {
-        let was_promoted = self.former_history.bytes().any(|byte| byte != b'0');
-        // A replica may have been up for long when it is promoted. Only the uptime of a server that has never
-        // replicated says for how long no other server has granted a lock.
-        let uptime = (!was_promoted && !self.has_replicated).then_some(self.uptime);
-        let run = match was_promoted {
+    fn was_promoted(&self) -> bool {
+        self.former_history.bytes().any(|byte| byte != b'0')
+    }
+
+    /// The run, for a client that was last allowed to lock on the run `known`.
+    pub(crate) fn run(&self, known: Option<&str>) -> Run {
+        let name = match self.was_promoted() {
             // A primary that became a replica and is promoted again has another run, in the same process.
             true => format!("{}~{}", self.id, self.former_history),
             false => {
@@ -39,7 +49,15 @@ impl State {
                 own.unwrap_or(&self.id).to_owned()
             }
         };
-        Reading { run, uptime, now: self.now, key: self.key }
+        Run { name, process: self.id.clone(), former_history: self.former_history.clone() }
+    }
+
+    /// What follows if this is the run.
+    pub(crate) fn reading(self, run: &Run) -> Reading {
+        // A replica may have been up for long when it is promoted. Only the uptime of a server that has never
+        // replicated says for how long no other server has granted a lock.
+        let uptime = (!self.was_promoted() && !self.has_replicated).then_some(self.uptime);
+        Reading { run: run.name.clone(), uptime, now: self.now, key: self.key }
     }
 }
 
@@ -59,7 +77,8 @@ mod tests {
             former_history: former_history.to_owned(),
             has_replicated,
         };
-        let reading = state.reading(known);
+        let run = state.run(known);
+        let reading = state.reading(&run);
         (reading.run, reading.uptime == Some(Duration::from_secs(100)))
     }
 

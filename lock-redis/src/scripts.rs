@@ -67,8 +67,13 @@ const PRELUDE: &str = include_str!("scripts/prelude.lua");
 const BATCH: &str = include_str!("scripts/batch.lua");
 const LIBRARY: &str = include_str!("scripts/library.lua");
 
+const PUT_BACK: &str = include_str!("scripts/put_back.lua");
+
 /// The line that the library replaces.
 const HERE: &str = "--@ library.lua\n";
+
+/// The line in `renew.lua` that the part for leases of an earlier run replaces.
+const PUT_BACK_HERE: &str = "--@ put_back.lua\n";
 
 impl Scripts {
     pub(crate) fn new(calls: ScriptCalls) -> Self {
@@ -92,7 +97,7 @@ fn sources() -> [(&'static str, String); 5] {
     let batch = |bodies: &[&str]| whole(&[&[BATCH], bodies].concat().concat());
     [
         ("exchange", batch(&[include_str!("scripts/acquire.lua"), include_str!("scripts/release.lua")])),
-        ("renew", batch(&[include_str!("scripts/renew.lua")])),
+        ("renew", batch(&[&include_str!("scripts/renew.lua").replace(PUT_BACK_HERE, PUT_BACK)])),
         ("inspect", whole(include_str!("scripts/inspect.lua"))),
         ("break", whole(include_str!("scripts/break.lua"))),
         ("epoch", include_str!("scripts/epoch.lua").to_owned()),

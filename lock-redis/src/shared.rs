@@ -49,9 +49,14 @@ impl Shared {
 
     /// The first argument for acquires, with the options that they share.
     pub(crate) fn common_to_acquires(&self, number: usize, options: AcquireOptions, any: &Claim) -> Vec<u8> {
+        self.packed(true, number, Some(options), &self.encoded_holder(any))
+    }
+
+    /// The holder information in the record of a claim's lock.
+    pub(crate) fn encoded_holder(&self, claim: &Claim) -> String {
         // If the key has only a digest of the name, the record has to keep the name.
-        let named = !self.keys.contains_name(any.name());
-        self.packed(true, number, Some(options), &any.holder().encode(named.then(|| any.name())))
+        let named = !self.keys.contains_name(claim.name());
+        claim.holder().encode(named.then(|| claim.name()))
     }
 
     /// The first argument for renewals, with the ttl of most of them.

@@ -1,6 +1,6 @@
 //! The protocol of a single server: what is checked on a connection, and when the server may grant locks.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::backend::kit::restart::{CheckContext, Decision, Quarantine, UnknownFormat};
@@ -15,12 +15,20 @@ use crate::errors::{Failure, not_connected, refused};
 use crate::exchange::{Reply, Request, exchange};
 use crate::protocol::Protocol;
 use crate::replies;
+use crate::run::Run;
 use crate::shared::Shared;
+
+/// What a connection has read of the server.
+pub(crate) struct Session {
+    quarantine: Quarantine,
+    /// `None` before the first reading.
+    run: Option<Arc<Run>>,
+}
 
 impl Protocol for Shared {
     type Request = Request;
     type Reply = Reply;
-    type Session = Mutex<Quarantine>;
+    type Session = Mutex<Session>;
 
     fn endpoint(&self) -> &Endpoint {
         &self.endpoint
@@ -31,7 +39,7 @@ impl Protocol for Shared {
     }
 
     fn session(&self) -> Self::Session {
-        Mutex::new(Quarantine::none(Instant::now()))
+        Mutex::new(Session { quarantine: Quarantine::none(Instant::now()), run: None })
     }
 
     fn channels(&self) -> Vec<String> {
@@ -81,20 +89,25 @@ impl Connection {
     pub(crate) async fn prepare(&self, ttl: Duration, until: Instant) -> Result<Option<Duration>> {
         let now = Instant::now();
         let unknown = lock(&self.protocol().epoch).needs_reading(ttl, now);
-        let quarantine = *lock(self.session());
+        let quarantine = lock(self.session()).quarantine;
         if unknown || quarantine.needs_reading(ttl, now) {
             let lost = |failure| not_connected(failure, &self.protocol().endpoint.address);
             self.check_server(ttl, until).await.map_err(lost)??;
         }
-        let quarantine = *lock(self.session());
+        let quarantine = lock(self.session()).quarantine;
         Ok(quarantine.left(Instant::now()))
     }
 
+    /// The run of the server, as this connection has read it.
+    pub(crate) fn run_read(&self) -> Option<Arc<Run>> {
+        lock(self.session()).run.clone()
+    }
+
     /// The error for an error reply. A server that has become a replica is read again before the next call, because it
-    /// may be promoted again.
+    /// may be promoted again. So is one that is in another run than the one that was read.
     pub(crate) fn refused(&self, text: &str) -> Error {
-        if text.contains("READONLY") {
-            *lock(self.session()) = Quarantine::unread(Instant::now());
+        if text.contains("READONLY") || text.contains("OTHERRUN") {
+            lock(self.session()).quarantine = Quarantine::unread(Instant::now());
         }
         refused(text)
     }
@@ -107,7 +120,7 @@ impl Connection {
         let mut write: Option<(String, String)> = None;
         // Terminates: a client whose write was refused reads what another one wrote, and every write contains what all
         // must know.
-        let grants = loop {
+        let (grants, run) = loop {
             let requested = Instant::now();
             let mut call = script_call(&shared.scripts.epoch, 1);
             call.arg(&key);
@@ -124,26 +137,27 @@ impl Connection {
             }
             if server.state.is_replica {
                 // It may be promoted while this connection stays open, and may lack leases by then.
-                *lock(self.session()) = Quarantine::unread(Instant::now());
+                lock(self.session()).quarantine = Quarantine::unread(Instant::now());
                 return Ok(if ttl.is_zero() { Ok(()) } else { Err(refused("READONLY").without_effect()) });
             }
             let on_restart = shared.settings.on_restart;
             let check = CheckContext { on_restart, ttl, requested, now: Instant::now() };
-            let (decision, key_read) = {
+            let (decision, key_read, run) = {
                 let mut epoch = lock(&shared.epoch);
-                let reading = server.state.reading(epoch.run());
-                (epoch.evaluate(&reading, check), reading.key)
+                let run = server.state.run(epoch.run());
+                let reading = server.state.reading(&run);
+                (epoch.evaluate(&reading, check), reading.key, run)
             };
             match decision {
                 // Written only if the key is still as it was read. Otherwise the next round reads what another client
                 // wrote.
                 Ok(Decision::Write(new)) => write = Some((key_read, new)),
-                Ok(Decision::Grants(grants)) => break grants,
+                Ok(Decision::Grants(grants)) => break (grants, run),
                 Err(UnknownFormat) => return Ok(Err(refused(&format!("UNKNOWNFORMAT of the key {key}")))),
             }
         };
-        *lock(self.session()) =
-            Quarantine::new(grants, Instant::now(), crate::errors::BACKEND, &shared.endpoint.address);
+        let quarantine = Quarantine::new(grants, Instant::now(), crate::errors::BACKEND, &shared.endpoint.address);
+        *lock(self.session()) = Session { quarantine, run: Some(Arc::new(run)) };
         Ok(Ok(()))
     }
 }

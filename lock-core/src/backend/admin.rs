@@ -22,7 +22,8 @@ pub trait Admin: Send + Sync {
 
     /// Ends the current lease if its token is `token`, so that an operator ends the lease that was inspected, and not the
     /// next one by mistake. Raises the token and returns the raised one. Then the lock is free, or its oldest waiter holds
-    /// it with a token that is higher still. `None`: that lease had ended, and nothing was changed.
+    /// it with a token that is higher still. `None`: that lease had ended, or the store had lost it and will not take it
+    /// back. No other lease was changed.
     ///
     /// The old holder learns of it by its next renewal at the latest, and may continue to write until then. To prevent that, send the
     /// raised token to the protected resource.

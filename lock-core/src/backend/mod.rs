@@ -63,7 +63,8 @@ pub const LONGEST_PLACE_TTL: Duration = Duration::from_secs(10);
 ///   at least now + ttl; that of a claim that has a place replies with that place. A repeated release replies
 ///   `NotHeld`.
 /// - **Ownership.** A renew or release of a claim that has neither lease nor place changes nothing. Renew creates
-///   nothing.
+///   nothing, except for a lease that the store has lost in a restart or a failover, while it is valid and has been
+///   granted to nobody else.
 /// - **Fencing.** Tokens of one lock rise with every grant, for ever.
 /// - **Stamps** are taken from the [`CoreHandle`] just before the request is sent.
 /// - **Dropped calls.** lock-core lets every call run to its end, but a runtime that shuts down drops it at any

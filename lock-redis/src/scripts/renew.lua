@@ -5,13 +5,16 @@
 --              much as an ordinary renewal without its write
 -- ARGV[3]      for each lock with another ttl than in ARGV[1], or with a renewal that may shorten: its number u16, from
 --              1 | ttl u32 ms | 'm' (at least) or 'e' (exactly)
+-- ARGV[4]      only if the server may have lost leases: see put_back.lua
 -- replies      TIME in µs, a string with a status code per lock, then the values of the codes that have some, in order:
 --                r        the lease was renewed
+--                p        the server had lost the lease, which is back with its token and its place
 --                g        the lease was renewed, and came from a place or has another number: place, fencing token
 --                w        the place was renewed: place, ms that the holder's lease lasts
 --                l        this owner has neither
 --                e        error: the message
--- promises     Nothing is created. A lease that has ended stays ended, even if nobody else holds the lock.
+-- promises     Nothing is created, except that a lease of an earlier run is put back. A lease that has ended stays
+--              ended, even if nobody else holds the lock.
 
 local common_deadline, sub, find = now + ttl * 1000, string.sub, string.find
 local packed, requests, exceptions = pack('>I8', common_deadline), ARGV[2], {}
@@ -19,6 +22,9 @@ for at = 1, #ARGV[3], 7 do
   local i, wanted, extend = unpack('>I2I4c1', ARGV[3], at)
   exceptions[i] = {wanted, extend}
 end
+local put_back = ARGV[4] and (function()
+  --@ put_back.lua
+end)()
 replies, codes = {now, ''}, {}
 for i = 1, #KEYS do
   local key, request, code = KEYS[i], sub(requests, 24 * i - 23, 24 * i), nil
@@ -49,6 +55,11 @@ for i = 1, #KEYS do
       if exceptions[i] then wanted, extend = exceptions[i][1], exceptions[i][2] end
       local till = now + wanted * 1000
       local it = lib.read(key)
+      -- Before a free lock goes to its queue, which is older than the lease.
+      if put_back and not (it and it.owner == owner and it.deadline > now)
+          and put_back(i, it or lib.new(key), owner, known, till) then
+        return 'p'
+      end
       if not it then return 'l' end
       -- Any request hands the lock of a dead holder to its queue, so no waiter depends on the others.
       if lib.settle(it) then lib.write(it, true) end
