@@ -27,7 +27,7 @@ const MORE: &str = "See `leasehold help COMMAND` or the man page of a command fo
 /// The options of every subcommand that uses a store.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Common {
-    #[arg(long, value_name = "URL", help = store_help(), long_help = format!("{}\n\n{ABOUT_STORE}", store_help()))]
+    #[arg(long, value_name = "URL", help = store_help(), long_help = long_store_help())]
     pub(crate) store: Option<String>,
 
     /// Print JSON, for scripts
@@ -47,17 +47,48 @@ const ABOUT_STORE: &str = "`sqlite://` is a file in your state folder, so each u
     jobs and services a path. Every user of this machine can read a password on the command line (`ps`): put a URL \
     with a password into LEASEHOLD_STORE instead. An empty LEASEHOLD_STORE counts as unset.";
 
-/// Names the stores of this build only: `etcd` is in no default, and a URL of it would be refused.
+/// The URLs of the stores, and variants of each with what they change.
+const STORES: &[(&str, &str, &[(&str, &str)])] = &[
+    ("sqlite:///PATH", "a file on this machine", &[]),
+    (
+        "redis://HOST",
+        "a Redis server",
+        &[("rediss://HOST", "with TLS"), ("redis+unix:///PATH", "through a Unix socket")],
+    ),
+    (
+        "redis+quorum://HOST,HOST,HOST",
+        "a majority of 3 to 15 independent Redis servers",
+        &[("rediss+quorum://HOST,HOST,HOST", "with TLS")],
+    ),
+    ("mysql://USER@HOST/DATABASE", "a MySQL or MariaDB server", &[]),
+    ("etcd://HOST,HOST", "an etcd cluster", &[("etcds://HOST,HOST", "with TLS")]),
+    ("zk://HOST,HOST", "ZooKeeper servers", &[("zks://HOST,HOST", "with TLS")]),
+];
+
+/// Whether this build has the store of a URL: `etcd` is in no default, and a URL of it would be refused.
+fn is_built_in(url: &str) -> bool {
+    let scheme = url.split(':').next();
+    leasehold::SCHEMES.iter().any(|(known, _, is_on)| *is_on && Some(*known) == scheme)
+}
+
+/// Names the stores of this build.
 fn store_help() -> String {
-    let is_built_in = |url: &&str| {
-        let scheme = url.split(':').next();
-        leasehold::SCHEMES.iter().any(|(known, _, is_on)| *is_on && Some(*known) == scheme)
-    };
-    let examples =
-        ["sqlite:///PATH", "redis://HOST", "mysql://USER@HOST/DATABASE", "etcd://HOST,HOST", "zk://HOST,HOST"];
-    let urls: Vec<_> = examples.iter().filter(|url| is_built_in(url)).map(|url| format!("`{url}`")).collect();
-    let default = if is_built_in(&"sqlite://") { " [default: sqlite://]" } else { "" };
+    let urls: Vec<_> = STORES.iter().filter(|(url, ..)| is_built_in(url)).map(|(url, ..)| format!("`{url}`")).collect();
+    let default = if is_built_in("sqlite://") { " [default: sqlite://]" } else { "" };
     format!("URL of the store: {} [env: LEASEHOLD_STORE]{default}", urls.join(", "))
+}
+
+/// The same with all URLs of each store.
+fn long_store_help() -> String {
+    let mut text = format!("{}\n", store_help());
+    for (url, what, variants) in STORES.iter().filter(|(url, ..)| is_built_in(url)) {
+        text += &format!("\n`{url}`: {what}");
+        for (url, how) in variants.iter().filter(|(url, _)| is_built_in(url)) {
+            text += &format!("; `{url}`: {how}");
+        }
+        text += ".";
+    }
+    format!("{text}\n\n{ABOUT_STORE}")
 }
 
 /// The name of the lock as an option. [`parse`] moves it to the field of the argument.
@@ -534,10 +565,16 @@ mod tests {
 
     #[test]
     fn the_help_offers_the_stores_of_this_build() {
-        let help = command().find_subcommand_mut("status").unwrap().render_help().to_string();
-        for (scheme, feature, is_on) in leasehold::SCHEMES.iter().filter(|(scheme, ..)| *scheme != "memory") {
-            let is_first = scheme == feature;
-            assert_eq!(help.contains(&format!("`{scheme}://")), *is_on && is_first, "{scheme}: {help}");
+        let mut command = command();
+        let status = command.find_subcommand_mut("status").unwrap();
+        let (short, long) = (status.render_help().to_string(), status.render_long_help().to_string());
+        for (scheme, _, is_on) in leasehold::SCHEMES.iter().filter(|(scheme, ..)| *scheme != "memory") {
+            assert_eq!(long.contains(&format!("`{scheme}://")), *is_on, "{scheme}: {long}");
+        }
+        // The short help leaves out the variants: one that a store has with TLS, for example.
+        for (url, _, variants) in STORES {
+            assert_eq!(short.contains(&format!("`{url}`")), is_built_in(url), "{url}: {short}");
+            assert!(!variants.iter().any(|(url, _)| short.contains(&format!("`{url}`"))), "{short}");
         }
     }
 

@@ -20,6 +20,11 @@ const EXAMPLES: &[(&str, &[(&str, &str)])] = &[
                 "Run one instance at a time on all machines that use this Redis:",
                 "LEASEHOLD_STORE=redis://redis.internal:6379 leasehold run nightly/report -- ./report.sh --all",
             ),
+            #[cfg(feature = "redis")]
+            (
+                "The same with three independent Redis servers, one of which may fail:",
+                "LEASEHOLD_STORE=redis+quorum://one,two,three leasehold run nightly/report -- ./report.sh --all",
+            ),
             (
                 "A cron job that runs on one of several machines, and not again on a machine whose clock is behind:",
                 "leasehold run report --no-wait -E 0 --min-hold 1m --max-hold 30m -- /usr/local/bin/report",

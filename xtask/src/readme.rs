@@ -1,5 +1,5 @@
 //! Checks that the snippet in the README is an example that is built and run, that the files that the README names exist,
-//! and that the documents that list the stores name all of them.
+//! and that the documents that list the stores or their URLs name all of them.
 
 use anyhow::{Context, Result, bail};
 
@@ -16,6 +16,12 @@ const LISTS: &[(&str, &str)] = &[
     ("cli/README.md", "`{}`"),
     ("xtask/policy.toml", "{} = ["),
 ];
+
+/// Documents that list the URLs of all stores. The help of the command has a test of its own.
+const URLS: &[&str] = &["README.md", "cli/README.md", "src/lib.rs", CONNECT];
+
+/// The table of schemes, and the documentation of the functions that take a URL.
+const CONNECT: &str = "src/connect.rs";
 
 const EXAMPLE: &str = "examples/quickstart.rs";
 
@@ -41,7 +47,25 @@ pub(crate) fn check(metadata: &Metadata) -> Result<String> {
             bail!("{file} lists the stores, and lacks {missing:?}");
         }
     }
-    Ok(format!("{} files, {} stores", paths.len(), stores.len()))
+    let table = read(CONNECT)?;
+    let schemes = schemes(&table);
+    if schemes.is_empty() {
+        bail!("{CONNECT} has no table of schemes");
+    }
+    for file in URLS {
+        let text = read(file)?;
+        let missing: Vec<_> = schemes.iter().filter(|scheme| !text.contains(&format!("`{scheme}://"))).collect();
+        if !missing.is_empty() {
+            bail!("{file} lists the URLs of the stores, and lacks {missing:?}");
+        }
+    }
+    Ok(format!("{} files, {} stores, {} schemes", paths.len(), stores.len(), schemes.len()))
+}
+
+/// The schemes in the table `SCHEMES`, with one row on a line: `("zk", "zk", cfg!(feature = "zk")),`.
+fn schemes(table: &str) -> Vec<&str> {
+    let rows = table.lines().filter_map(|line| line.trim().strip_prefix("(\"")?.strip_suffix(")),"));
+    rows.filter(|row| row.contains("cfg!(feature")).filter_map(|row| Some(row.split_once('"')?.0)).collect()
 }
 
 /// Texts in backticks that end like a file name.
@@ -50,4 +74,16 @@ fn quoted_paths(text: &str) -> Vec<&str> {
     let lines = text.lines().filter(|line| !line.starts_with("```"));
     let quoted = lines.flat_map(|line| line.split('`').skip(1).step_by(2));
     quoted.filter(|quoted| endings.iter().any(|ending| quoted.ends_with(ending))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_of_schemes_is_read() {
+        let table = "const SCHEMES: &[Row] = &[\n    (\"memory\", \"\", true),\n    (\"zks\", \"zk-tls\", \
+            cfg!(feature = \"zk-tls\")),\n];\n    let urls = [(cfg!(feature = \"zk\"), \"zk://\")];\n";
+        assert_eq!(schemes(table), ["zks"]);
+    }
 }
