@@ -13,6 +13,7 @@ mod held;
 mod mysql;
 mod peers;
 mod placement;
+mod quorum;
 mod recorded;
 mod report;
 mod rounds;
@@ -46,7 +47,8 @@ struct Args {
     /// Runs one workload in this process, and prints its figures as JSON.
     #[arg(long, hide = true, value_name = "WORKLOAD")]
     only: Option<Workload>,
-    /// Runs one peer of the uncontended workloads alone, for a profiler: its number (0 is Leasehold), tasks, seconds.
+    /// Runs one peer of the uncontended workloads alone, for a profiler: its number (0 is Leasehold, 5 is Leasehold on a
+    /// quorum of five servers), tasks, seconds.
     #[arg(long, hide = true, num_args = 3, value_names = ["PEER", "TASKS", "SECONDS"])]
     alone: Option<Vec<usize>>,
     /// Holds a lock until it is killed: URL, name and ttl in ms.
@@ -78,6 +80,8 @@ enum Workload {
     Etcd,
     /// Locks on MariaDB: pairs, 10,000 held leases, 100 waiters, handoffs.
     Mysql,
+    /// Locks on a quorum of five Redis servers: pairs, beside pairs on one server; one of the five paused or down.
+    Quorum,
     /// A holder that is killed, and one that loses its lease.
     Takeover,
     /// The command's start, beside `flock`.
@@ -146,7 +150,11 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 
 fn alone(args: &[usize]) -> Result<()> {
     let [peer, tasks, seconds] = *args else { bail!("peer, tasks and seconds are wanted") };
-    runtime()?.block_on(uncontended::alone(peer, tasks, Duration::from_secs(seconds as u64)))
+    let period = Duration::from_secs(seconds as u64);
+    match peer {
+        quorum::PEER => runtime()?.block_on(quorum::alone(peer, tasks, period)),
+        peer => runtime()?.block_on(uncontended::alone(peer, tasks, period)),
+    }
 }
 
 fn only(workload: Workload) -> Result<()> {
@@ -159,6 +167,7 @@ fn only(workload: Workload) -> Result<()> {
         Workload::HeldRedis => runtime()?.block_on(held::redis()),
         Workload::Etcd => runtime()?.block_on(etcd::run()),
         Workload::Mysql => runtime()?.block_on(mysql::run()),
+        Workload::Quorum => runtime()?.block_on(quorum::run()),
         Workload::Takeover => runtime()?.block_on(takeover::run()),
         Workload::Startup => startup::run(),
         Workload::Sqlite => runtime()?.block_on(embedded::run()),

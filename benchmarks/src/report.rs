@@ -39,6 +39,7 @@ pub(crate) enum Unit {
     /// Percent of one core.
     Percent,
     Milliseconds,
+    Microseconds,
     /// A count per second on this machine, which only gives the ratios a scale.
     PerSecond,
 }
@@ -123,6 +124,7 @@ fn number(value: f64, unit: Unit) -> String {
         Unit::Bytes => format!("{value:.0} bytes"),
         Unit::Percent => format!("{value:.2} %"),
         Unit::Milliseconds => format!("{value:.1} ms"),
+        Unit::Microseconds => format!("{value:.0} µs"),
         Unit::PerSecond => format!("{value:.0} /s"),
     }
 }

@@ -18,6 +18,10 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 pub(crate) struct Round {
     /// Operations a second, over all tasks.
     pub(crate) per_second: f64,
+    /// How many operations were run.
+    pub(crate) operations: usize,
+    /// The median of the time of an operation, in seconds.
+    pub(crate) p50: f64,
     /// The 99th percentile of the time of an operation, in seconds.
     pub(crate) p99: f64,
 }
@@ -54,8 +58,10 @@ where
         end = end.max(ended);
     }
     times.sort_by(f32::total_cmp);
-    let p99 = times.get(times.len() * 99 / 100).copied().unwrap_or(f32::NAN);
-    Ok(Round { per_second: times.len() as f64 / (end - start).as_secs_f64(), p99: p99.into() })
+    let percentile = |percent| times.get(times.len() * percent / 100).copied().unwrap_or(f32::NAN).into();
+    let (p50, p99) = (percentile(50), percentile(99));
+    let operations = times.len();
+    Ok(Round { per_second: operations as f64 / (end - start).as_secs_f64(), operations, p50, p99 })
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::process;
 /// minutes a run on an idle machine, after a build in release mode.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// uncontended-pinned, uncontended-split, uncontended-path, handoff, held-memory, held-redis, etcd, mysql,
+    /// uncontended-pinned, uncontended-split, uncontended-path, handoff, held-memory, held-redis, etcd, mysql, quorum,
     /// takeover, startup, sqlite or zk.
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
