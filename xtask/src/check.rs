@@ -9,12 +9,12 @@ use crate::dependencies::{self, Policy};
 use crate::metadata::{self, Metadata};
 use crate::needs::{self, Install};
 use crate::parts::Parts;
-use crate::{architecture, features, hygiene, invariants, minimum_rust, process, readme};
+use crate::{architecture, features, hygiene, invariants, minimum_rust, named_tests, process, readme};
 
 /// Reads everything and changes nothing: what a change has to pass before its tests are worth running.
 ///
-/// fmt, forbidden words, licence files, README.md and the lists of stores, the paths and names in ARCHITECTURE.md, the cases of each invariant, licences,
-/// duplicate dependencies, sources, what each feature pulls, clippy for all together and for each published package and
+/// fmt, forbidden words, licence files, README.md and the lists of stores and their URLs, the paths and names in
+/// ARCHITECTURE.md, the cases of each invariant, the tests that documents name, licences, duplicate dependencies, sources, what each feature pulls, clippy for all together and for each published package and
 /// each feature alone, docs, packaging, and other operating systems and the oldest Rust where they are installed.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -60,6 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         (Speed::Fast, "ARCHITECTURE.md", &architecture::check),
         (Speed::Fast, "README.md", &|| readme::check(&metadata)),
         (Speed::Fast, "invariants", &invariants::check),
+        (Speed::Fast, "named tests", &named_tests::check),
         (Speed::Fast, "licences", &|| dependencies::licences(&metadata, &policy)),
         (Speed::Fast, "duplicates", &|| dependencies::duplicates(&metadata, &policy)),
         (Speed::Fast, "sources", &|| dependencies::sources(&metadata)),

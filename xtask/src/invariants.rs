@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use crate::{hygiene, process};
 
 const PAGE: &str = "lock-core/src/backend/invariants.md";
-const LIST: &str = "conformance-tests/src/list.rs";
+pub(crate) const LIST: &str = "conformance-tests/src/list.rs";
 const CASES: &str = "conformance-tests/src/cases/";
 
 /// The cases of each invariant, as `group::case`.
@@ -81,7 +81,7 @@ fn is_case(quoted: &str) -> bool {
 }
 
 /// The cases in the list: each name is alone on its line, between the opening and the closing brace of its group.
-fn listed(text: &str) -> BTreeSet<String> {
+pub(crate) fn listed(text: &str) -> BTreeSet<String> {
     let mut cases = BTreeSet::new();
     let mut group = None;
     for line in text.lines().map(str::trim) {

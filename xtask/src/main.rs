@@ -11,6 +11,7 @@ mod hygiene;
 mod invariants;
 mod metadata;
 mod minimum_rust;
+mod named_tests;
 mod needs;
 mod parts;
 mod process;

@@ -31,8 +31,7 @@ pub(crate) fn check() -> Result<String> {
     let tracked = hygiene::tracked()?;
     let is_test = |file: &&String| TARGETS.iter().any(|target| file.starts_with(target)) && file.ends_with(".rs");
     let files = tracked.iter().filter(is_test).filter_map(|file| Some((file.clone(), read(file).ok()?))).collect();
-    let tests =
-        Tests { cases: invariants::listed(&read(invariants::LIST)?), left_out: left_out(&read(SUITE)?), files };
+    let tests = Tests { cases: invariants::listed(&read(invariants::LIST)?), left_out: left_out(&read(SUITE)?), files };
     let (mut found, mut wrong) = (0, Vec::new());
     for document in tracked.iter().filter(|file| file.ends_with(".md")) {
         // A file that git tracks but that does not exist is part of an unfinished change.
