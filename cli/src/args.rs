@@ -122,7 +122,7 @@ pub(crate) enum Command {
     /// List locks
     ///
     /// This command only reads the store. On Redis it scans the names of all keys, so the user needs the permissions of
-    /// `leasehold acl redis --operator`.
+    /// `leasehold acl redis --operator`. A quorum of Redis servers offers no list.
     Ls(Ls),
     /// Show who holds a lock, and each change
     ///
