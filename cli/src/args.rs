@@ -47,8 +47,10 @@ const ABOUT_STORE: &str = "`sqlite://` is a file in your state folder, so each u
     jobs and services a path. Every user of this machine can read a password on the command line (`ps`): put a URL \
     with a password into LEASEHOLD_STORE instead. An empty LEASEHOLD_STORE counts as unset.";
 
-/// The URLs of the stores, and variants of each with what they change.
-const STORES: &[(&str, &str, &[(&str, &str)])] = &[
+/// A URL, the store behind it, and variants of the URL with what they change.
+type Store = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+const STORES: &[Store] = &[
     ("sqlite:///PATH", "a file on this machine", &[]),
     (
         "redis://HOST",
