@@ -226,6 +226,81 @@ fn a_refused_claim_leaves_no_vote() {
     });
 }
 
+/// A withdrawal in doubt, of a claim that no server knows, ends no vote of another claim. It only keeps late requests
+/// from taking effect.
+#[test]
+fn a_withdrawal_in_doubt_ends_no_vote_of_another_claim() {
+    case(async |fixture| {
+        let (ann, bob) = (Direct::warm(&fixture, Route::Clear).await, Direct::warm(&fixture, Route::Clear).await);
+        let (lock, ttl) = (name("others"), TTL * 5);
+        ann.granted(&ann.claim(&lock), ttl).await;
+        let before: Vec<_> = votes(&fixture, "others").iter().flatten().map(|vote| vote.owner).collect();
+        let other = bob.claim(&lock);
+        let outcome = bob.release(&other, Delivery::InDoubt).await.expect("a withdrawal");
+        assert_eq!(outcome, leasehold_core::backend::ReleaseOutcome::NotHeld);
+        let after = votes(&fixture, "others");
+        let owners: Vec<_> = after.iter().flatten().map(|vote| vote.owner).collect();
+        assert_eq!((live(&after), &owners), (3, &before), "the holder has all votes");
+    });
+}
+
+/// A vote whose withdrawal could not be sent ends when the server is connected to again, and not with its ttl. The call
+/// returns `Contended`, so lock-core sends no release of the claim.
+#[test]
+fn a_vote_that_could_not_be_withdrawn_ends_with_the_next_connection() {
+    case(async |fixture| {
+        let (ann, bob) = (Direct::warm(&fixture, Route::Clear).await, Direct::warm(&fixture, Route::Faulty).await);
+        fixture.connected().await;
+        let (lock, ttl) = (name("residue"), Duration::from_secs(25));
+        ann.granted(&ann.claim(&lock), ttl).await;
+        // A server of which the holder has no vote. Its reply is lost, and its connection breaks before the others have
+        // replied. So the withdrawal cannot follow the vote.
+        fixture.deployment().server_mut(ONE).command(&["DEL", &Stored::key(&lock)]).expect("a key");
+        let proxies: Vec<_> = fixture.proxies().collect();
+        let late = Fault::Delay { requests: Duration::ZERO, replies: Duration::from_millis(300) };
+        proxies.iter().enumerate().filter(|it| it.0 != ONE).for_each(|it| it.1.apply(late));
+        proxies[ONE].apply(Fault::LoseReplies);
+        let vote_lives = || votes(&fixture, "residue")[ONE].as_ref().is_some_and(|vote| !vote.left.is_zero());
+        let breaks = async {
+            eventually("the server has the vote", vote_lives).await;
+            proxies[ONE].apply(Fault::Refuse);
+            proxies[ONE].apply(Fault::Disconnect);
+        };
+        let claim = bob.claim(&lock);
+        let (refused, ()) = tokio::join!(bob.acquire(&claim, ttl), breaks);
+        assert!(matches!(refused, Ok(AcquireOutcome::Contended { .. })), "{refused:?}");
+        assert!(vote_lives(), "the vote was withdrawn over a connection that had broken");
+        proxies.iter().for_each(|proxy| proxy.heal());
+        let stopwatch = Stopwatch::start();
+        eventually("the vote is withdrawn", || !vote_lives()).await;
+        stopwatch.within(DELAY * 2, "the vote is withdrawn by the next connection");
+    });
+}
+
+/// What a server keeps of its fences as a whole is above each of them: servers that lose their data take their floor
+/// from it, and tokens up to it are not given again.
+#[test]
+fn no_fence_is_above_what_the_state_of_its_server_says() {
+    case(async |fixture| {
+        let client = client(&fixture).await;
+        // The state is written in steps of a second.
+        for turn in 0..15 {
+            let lock = format!("fence {turn}");
+            hold(&client, &lock).await.release().await.expect("a release");
+            let votes = votes(&fixture, &lock);
+            for (server, vote) in fixture.deployment().servers().iter().zip(&votes) {
+                let state = server.command(&["GET", &format!("{}quorum", super::fixture::PREFIX)]).expect("a state");
+                let leasehold_test_servers::Reply::Bytes(state) = state else { panic!("no state: {state:?}") };
+                // version, run, servers, number, longest ttl, floor
+                let high = state.get(55..63).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
+                let (high, fence) = (high.expect("a state of 63 bytes"), vote.as_ref().map_or(0, |vote| vote.fence));
+                assert!(fence > 0 && fence <= high, "turn {turn}: the fence is {fence}, and the state says {high}");
+            }
+            tokio::time::sleep(Duration::from_millis(150)).await;
+        }
+    });
+}
+
 /// All servers are restarted without their data, one after the other. The holder puts its votes back, so that it holds
 /// all the time, and later tokens are higher.
 #[test]
