@@ -126,3 +126,30 @@ fn a_second_promotion_is_another_run_also_for_a_newcomer() {
         assert!(next.fencing_token() > guard.fencing_token());
     });
 }
+
+/// A primary that was a replica for a moment may lack leases, also for a client whose connection stayed open. The
+/// connection on which a request was refused reads the server again before its next acquire.
+#[test]
+fn a_connection_that_was_refused_by_a_replica_reads_the_server_again() {
+    case(async |pair| {
+        let (ann, bob) = (pair.client(TTL, "").await, pair.client(Duration::from_secs(1), "").await);
+        for client in [&ann, &bob] {
+            hold(client, "used before").await.release().await.expect("a release");
+        }
+        let stopwatch = Stopwatch::start();
+        // Another server is the primary meanwhile, and grants locks that this one never learns of.
+        run(&pair.primary, &["REPLICAOF", "127.0.0.1", "1"]);
+        let refused = bob.lock("lost").try_acquire().await.expect_err("a replica grants nothing");
+        assert!(refused.to_string().contains("replica"), "{refused}");
+        let promoted = promote(&pair.primary);
+        let next = loop {
+            match bob.lock("lost").try_acquire().await {
+                Ok(granted) => break granted.expect("nobody holds the lock"),
+                Err(error) => assert!(error.to_string().contains("replaced"), "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        };
+        waited(promoted, TTL, &stopwatch);
+        next.release().await.expect("a release");
+    });
+}
