@@ -6,12 +6,14 @@ use std::time::Duration;
 use leasehold::etcd::EtcdBackend;
 use leasehold_conformance::harness::{Fault, FaultProxy};
 use leasehold_conformance::{DEADLINE, Direct, Fixture, PathFault, Route, run};
-use leasehold_core::backend::{Confirmation, RenewReply, RenewRequest, Stamp};
-use leasehold_core::{LockClient, LockName};
+use leasehold_core::backend::{Confirmation, Delivery, ReleaseOutcome, RenewReply, RenewRequest, Stamp};
+use leasehold_core::{ErrorKind, LockClient, LockName};
 use leasehold_test_servers::EtcdSettings;
 
-use super::common::{SOON, Stopwatch};
+use super::common::{SOON, Stopwatch, eventually};
+use super::fixture::PREFIX;
 use super::one_member::OneMember;
+use super::stored::Stored;
 use super::support::case;
 
 /// A request and its reply take longer than the bound of a call, which is one second.
@@ -99,5 +101,39 @@ fn a_confirmation_counts_from_before_its_request() {
             RenewReply::Waiting { confirmation, .. } => early(before, &confirmation, stopwatch.lag()),
             reply => panic!("{reply:?}"),
         }
+    });
+}
+
+/// The key of a claim is there, and nothing says for how long: the claim may hold the lock while other leases keep its
+/// session alive. With an error that promises no effect, nobody would delete the key.
+#[test]
+fn a_key_without_a_confirmation_leaves_a_doubt() {
+    const LATE: Duration = Duration::from_millis(300);
+    case(async |fixture| {
+        let ann = Direct::warm(&fixture, Route::Faulty).await;
+        // A claim with such a ttl enters the queue first, and is confirmed by a second request.
+        let (ttl, lock) = (Duration::from_secs(6), LockName::new("doubt").expect("a name"));
+        ann.granted(&ann.claim(&LockName::new("other").expect("a name")), ttl).await;
+        // Until the confirmation of the session is too old for another grant.
+        tokio::time::sleep(ttl / 8).await;
+        let apply = |fault| fixture.proxies().for_each(|proxy| proxy.apply(fault));
+        apply(Fault::Delay { requests: Duration::ZERO, replies: LATE });
+        let has_key = || {
+            let deployment = fixture.deployment();
+            let stored = Stored { side: deployment.side(), prefix: PREFIX };
+            !stored.queue(&lock).is_empty()
+        };
+        let breaks = async {
+            eventually("the key is there", has_key).await;
+            // The reply is on its way. The next request does not arrive.
+            apply(Fault::HoldRequests);
+        };
+        let claim = ann.claim(&lock);
+        let (outcome, ()) = tokio::join!(ann.acquire(&claim, ttl), breaks);
+        let error = outcome.expect_err("no confirmation");
+        assert!(error.kind() == ErrorKind::Indeterminate && has_key(), "{error:?}");
+        fixture.heal().await;
+        let released = ann.release(&claim, Delivery::InDoubt).await;
+        assert!(matches!(released, Ok(ReleaseOutcome::Released)) && !has_key(), "{released:?}");
     });
 }
