@@ -120,10 +120,30 @@ mod tests {
 
     use super::*;
 
+    fn claim() -> Claim {
+        let holder = Arc::new(HolderInfo::of_this_process("").unwrap());
+        Claim::new(LockName::new("job").unwrap(), OwnerToken::from_bytes([7; 16]), holder)
+    }
+
+    /// A renewal waits in a queue until its connection is free. What it asks is decided when it is sent: after the
+    /// release, a join would give the lease back its vote.
+    #[test]
+    fn a_lease_that_was_released_joins_no_server() {
+        let (claim, run) = (claim(), RunId::new("run"));
+        let slot = Slot::of(&claim);
+        let (vote, ..) = slot.begin(&claim, Quorum::new(3).unwrap()).unwrap();
+        slot.told(7);
+        slot.change(&claim, &vote, |votes| votes.missing(1));
+        let requests = || [0, 1].map(|server| slot.hold_request(server, &run, Stamp::ZERO));
+        let renew = HoldRequest::Renew { put_back: false };
+        assert_eq!(requests(), [renew, HoldRequest::Join]);
+        slot.forget_lease();
+        assert_eq!(requests(), [renew, renew]);
+    }
+
     #[test]
     fn each_attempt_has_a_vote_of_its_own() {
-        let holder = Arc::new(HolderInfo::of_this_process("").unwrap());
-        let claim = Claim::new(LockName::new("job").unwrap(), OwnerToken::from_bytes([7; 16]), holder);
+        let claim = claim();
         let (slot, quorum) = (Slot::of(&claim), Quorum::new(3).unwrap());
         // A withdrawal before the first attempt names the vote of that attempt.
         let early = slot.vote(&claim);
