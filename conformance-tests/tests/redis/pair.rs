@@ -31,7 +31,7 @@ where
     leasehold_conformance::run(leasehold_conformance::DEADLINE, || async { case(Pair::start().await).await });
 }
 
-fn run(server: &RedisServer, command: &[&str]) {
+pub(super) fn run(server: &RedisServer, command: &[&str]) {
     server.command(command).unwrap_or_else(|error| panic!("{} fails: {error}", command[0]));
 }
 

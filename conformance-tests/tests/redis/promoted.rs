@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_core::ErrorKind;
 
-use super::pair::{TTL, case, hold_unreplicated, promote};
+use super::pair::{TTL, case, hold_unreplicated, promote, run};
 use super::support::{Stopwatch, hold};
 
 /// How long a client may take to try again: pauses between two attempts, and one call.
@@ -132,7 +132,7 @@ fn a_second_promotion_is_another_run_also_for_a_newcomer() {
 #[test]
 fn a_connection_that_was_refused_by_a_replica_reads_the_server_again() {
     case(async |pair| {
-        let (ann, bob) = (pair.client(TTL, "").await, pair.client(Duration::from_secs(1), "").await);
+        let (ann, bob) = (pair.client(TTL).await, pair.client(Duration::from_secs(1)).await);
         for client in [&ann, &bob] {
             hold(client, "used before").await.release().await.expect("a release");
         }
