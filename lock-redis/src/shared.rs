@@ -1,6 +1,7 @@
 //! State that all connections of one client share.
 
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use leasehold_core::Result;
@@ -22,6 +23,9 @@ pub(crate) struct Shared {
     pub(crate) scripts: Scripts,
     pub(crate) core: Attachment,
     pub(crate) epoch: Mutex<Epoch>,
+    /// How often a connection has seen that the server was, or may have been, replaced. Each connection reads the server
+    /// again when it rises: a wait goes on through another connection than the one that saw it.
+    pub(crate) replacements: AtomicU64,
     pub(crate) server_clock: ServerClock,
 }
 
@@ -33,6 +37,7 @@ impl Shared {
             scripts: Scripts::new(settings.scripts),
             core: Attachment::new(),
             epoch: Mutex::default(),
+            replacements: AtomicU64::new(0),
             server_clock: ServerClock::default(),
             settings,
         })

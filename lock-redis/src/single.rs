@@ -1,5 +1,6 @@
 //! The protocol of a single server: what is checked on a connection, and when the server may grant locks.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ pub(crate) struct Session {
     quarantine: Quarantine,
     /// `None` before the first reading.
     run: Option<Arc<Run>>,
+    /// [`Shared::replacements`] just before the reading.
+    replacements: u64,
 }
 
 impl Protocol for Shared {
@@ -39,7 +42,7 @@ impl Protocol for Shared {
     }
 
     fn session(&self) -> Self::Session {
-        Mutex::new(Session { quarantine: Quarantine::none(Instant::now()), run: None })
+        Mutex::new(Session { quarantine: Quarantine::none(Instant::now()), run: None, replacements: 0 })
     }
 
     fn channels(&self) -> Vec<String> {
@@ -89,8 +92,11 @@ impl Connection {
     pub(crate) async fn prepare(&self, ttl: Duration, until: Instant) -> Result<Option<Duration>> {
         let now = Instant::now();
         let unknown = lock(&self.protocol().epoch).needs_reading(ttl, now);
-        let quarantine = lock(self.session()).quarantine;
-        if unknown || quarantine.needs_reading(ttl, now) {
+        let is_outdated = {
+            let session = lock(self.session());
+            session.replacements != self.replacements() || session.quarantine.needs_reading(ttl, now)
+        };
+        if unknown || is_outdated {
             let lost = |failure| not_connected(failure, &self.protocol().endpoint.address);
             self.check_server(ttl, until).await.map_err(lost)??;
         }
@@ -103,11 +109,20 @@ impl Connection {
         lock(self.session()).run.clone()
     }
 
+    fn replacements(&self) -> u64 {
+        self.protocol().replacements.load(Ordering::Acquire)
+    }
+
+    /// Each connection reads the server before its next call.
+    fn note_replacement(&self) {
+        self.protocol().replacements.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// The error for an error reply. A server that has become a replica is read again before the next call, because it
     /// may be promoted again. So is one that is in another run than the one that was read.
     pub(crate) fn refused(&self, text: &str) -> Error {
         if text.contains("READONLY") || text.contains("OTHERRUN") {
-            lock(self.session()).quarantine = Quarantine::unread(Instant::now());
+            self.note_replacement();
         }
         refused(text)
     }
@@ -115,7 +130,7 @@ impl Connection {
     /// Reads the run of the server, checks that the server can be used for locks, and publishes what other clients have
     /// to know before a call with this ttl.
     async fn check_server(&self, ttl: Duration, until: Instant) -> Result<Result<()>, Failure> {
-        let shared = self.protocol();
+        let (shared, replacements) = (self.protocol(), self.replacements());
         let key = shared.keys.epoch();
         let mut write: Option<(String, String)> = None;
         // Terminates: a client whose write was refused reads what another one wrote, and every write contains what all
@@ -136,8 +151,8 @@ impl Connection {
                 return Ok(Err(error));
             }
             if server.state.is_replica {
-                // It may be promoted while this connection stays open, and may lack leases by then.
-                lock(self.session()).quarantine = Quarantine::unread(Instant::now());
+                // It may be promoted while connections stay open, and may lack leases by then.
+                self.note_replacement();
                 return Ok(if ttl.is_zero() { Ok(()) } else { Err(refused("READONLY").without_effect()) });
             }
             let on_restart = shared.settings.on_restart;
@@ -157,7 +172,7 @@ impl Connection {
             }
         };
         let quarantine = Quarantine::new(grants, Instant::now(), crate::errors::BACKEND, &shared.endpoint.address);
-        *lock(self.session()) = Session { quarantine, run: Some(Arc::new(run)) };
+        *lock(self.session()) = Session { quarantine, run: Some(Arc::new(run)), replacements };
         Ok(Ok(()))
     }
 }

@@ -153,3 +153,21 @@ fn a_connection_that_was_refused_by_a_replica_reads_the_server_again() {
         next.release().await.expect("a release");
     });
 }
+
+/// The same for its other connections: the retry of a wait uses that of the keeper.
+#[test]
+fn no_connection_from_before_a_promotion_grants_at_once() {
+    case(async |pair| {
+        let (ann, bob) = (pair.client(TTL).await, pair.client(Duration::from_secs(1)).await);
+        for client in [&ann, &bob] {
+            hold(client, "used before").await.release().await.expect("a release");
+        }
+        let stopwatch = Stopwatch::start();
+        run(&pair.primary, &["REPLICAOF", "127.0.0.1", "1"]);
+        bob.lock("lost").try_acquire().await.expect_err("a replica grants nothing");
+        let promoted = promote(&pair.primary);
+        let next = hold(&bob, "lost").await;
+        waited(promoted, TTL, &stopwatch);
+        next.release().await.expect("a release");
+    });
+}

@@ -144,11 +144,6 @@ impl Quarantine {
         Self(Grants::Allowed, now)
     }
 
-    /// Every call needs a reading first, as on a replica, which may be promoted at any moment.
-    pub fn unread(now: Instant) -> Self {
-        Self(Grants::After(Duration::ZERO), now)
-    }
-
     /// Follows from a reading that has just arrived. Logs a quarantine.
     pub fn new(grants: Grants, now: Instant, backend: &str, address: &str) -> Self {
         if let Grants::After(wait) = grants {
