@@ -41,7 +41,8 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it
 }
 
-const FAILOVER: &str = "an asynchronous failover promotes a replica while the former primary still confirms requests";
+const FAILOVER: &str = "an asynchronous failover promotes a replica while the former primary still confirms requests, \
+     or a server is demoted and promoted by hand while a client sends nothing";
 const FLUSH: &str = "somebody deletes the lock's keys (FLUSHALL, DEL)";
 const EVICTION: &str = "the server is configured to evict keys (`maxmemory-policy`) after the check at connect";
 const RESTART_TRUSTED: &str = "the server restarts without its last writes, and a client requests a lock before its \
