@@ -59,6 +59,9 @@ pub struct Since {
     pub time: Duration,
 }
 
+/// How long a first start may be resumed.
+const FIRST_START: Duration = Duration::from_secs(10);
+
 /// What to do with a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a backend handles every step")]
@@ -109,12 +112,23 @@ struct Server {
     /// The run of its newest reading, when the first reading of that run arrived, and when the first one arrived that
     /// showed the end of the wait, if the newest one still does.
     run: Option<(RunId, Stamp, Option<Stamp>)>,
+    /// The run in which it had no state when none of the servers had one, and when that was read.
+    new: Option<(RunId, Stamp)>,
 }
 
 impl Reading {
     /// Whether the server votes.
     fn is_settled(&self) -> bool {
         self.state.as_ref().is_some_and(|state| state.run == self.run)
+    }
+}
+
+impl Server {
+    /// Whether a first start of this client has not reached it yet: a request to settle it had no reply, and others are
+    /// settled. Without this, it would look restarted, and wait for the longest ttl. It has not voted in this run.
+    fn is_still_new(&self, reading: &Reading) -> bool {
+        let is_same = |(run, at): &(RunId, Stamp)| *run == reading.run && reading.sent.since(*at) < FIRST_START;
+        reading.state.is_none() && self.new.as_ref().is_some_and(is_same)
     }
 }
 
@@ -149,7 +163,15 @@ impl Settling {
         // Without the key that says so, the wait begins again: the data were deleted in the same run.
         let over = over.or(Some(reading.received)).filter(|_| is_over);
         it.run = Some((reading.run.clone(), first, over));
+        if reading.is_settled() {
+            it.new = None;
+        }
         it.reading = Some(reading);
+        if self.is_first_start() && self.readings().count() == self.quorum.servers() {
+            for it in &mut self.servers {
+                it.new = it.reading.as_ref().map(|reading| (reading.run.clone(), reading.received));
+            }
+        }
     }
 
     /// The run of the newest reading of a server, which [`step`](Self::step) is about.
@@ -182,6 +204,9 @@ impl Settling {
             } else {
                 SettlingStep::WaitForServers
             });
+        }
+        if it.is_still_new(reading) {
+            return Ok(SettlingStep::Settle { floor: self.clock().max(highest(self.readings())) });
         }
         let is_lost = self.is_majority_lost();
         let from = if is_lost && self.on_restart == OnRestart::Trust { Some(first) } else { over.as_ref() };

@@ -54,6 +54,32 @@ fn step(client: &Settling, server: usize) -> SettlingStep {
     client.step(server).unwrap()
 }
 
+/// A request to settle a server may have no reply. The server that is settled already must not make it look restarted.
+#[test]
+fn a_first_start_that_was_cut_short_goes_on() {
+    let mut client = client();
+    read(&mut client, [empty("a", 5), empty("b", 5), empty("c", 5)]);
+    read(&mut client, [settled("a", 0, 7, 6), empty("b", 6), empty("c", 6)]);
+    for server in [1, 2] {
+        assert_eq!(step(&client, server), SettlingStep::Settle { floor: 1_006_000_000 });
+    }
+    // The other client that was faster has `b` settled, and then its data were deleted.
+    client.read(1, settled("b", 1, 7, 7));
+    client.read(1, empty("b", 8));
+    assert_eq!(step(&client, 1), SettlingStep::WriteSince);
+    // It was restarted.
+    client.read(2, empty("d", 8));
+    assert_eq!(step(&client, 2), SettlingStep::WriteSince);
+}
+
+#[test]
+fn a_first_start_is_resumed_within_seconds_only() {
+    let mut client = client();
+    read(&mut client, [empty("a", 5), empty("b", 5), empty("c", 5)]);
+    read(&mut client, [settled("a", 0, 7, 17), empty("b", 17), empty("c", 17)]);
+    assert_eq!(step(&client, 1), SettlingStep::WriteSince);
+}
+
 #[test]
 fn a_first_start_needs_all_servers_and_no_wait() {
     let mut client = client();
