@@ -48,8 +48,8 @@ fn a_server_is_settled_in_the_run_that_was_read() {
         group.proxies[1].apply(Fault::Delay { requests: Duration::from_millis(400), replies: Duration::ZERO });
         let _ann = group.direct(more).await;
         eventually("the first one is settled", || group.is_settled(0)).await;
-        group.restart(2, Data::Lost);
         let stopwatch = Stopwatch::start();
+        group.restart(2, Data::Lost);
         eventually("the third one is settled", || group.is_settled(2)).await;
         stopwatch.not_before(WAIT - Duration::from_millis(200), "it was settled for another run");
     });
