@@ -167,7 +167,9 @@ impl Settling {
             it.new = None;
         }
         it.reading = Some(reading);
-        if self.is_first_start() && self.readings().count() == self.quorum.servers() {
+        // Once: a server that is restarted later meets readings of the others that are old by then.
+        let is_marked = self.servers.iter().any(|it| it.new.is_some());
+        if !is_marked && self.is_first_start() && self.readings().count() == self.quorum.servers() {
             for it in &mut self.servers {
                 it.new = it.reading.as_ref().map(|reading| (reading.run.clone(), reading.received));
             }

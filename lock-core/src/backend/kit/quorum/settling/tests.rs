@@ -72,6 +72,16 @@ fn a_first_start_that_was_cut_short_goes_on() {
     assert_eq!(step(&client, 2), SettlingStep::WriteSince);
 }
 
+/// The client has not read the first server since it settled it.
+#[test]
+fn a_restart_during_a_first_start_is_a_restart() {
+    let mut client = client();
+    read(&mut client, [empty("a", 5), empty("b", 5), empty("c", 5)]);
+    client.read(2, empty("d", 6));
+    client.read(0, settled("a", 0, 7, 7));
+    assert_eq!(step(&client, 2), SettlingStep::WriteSince);
+}
+
 #[test]
 fn a_first_start_is_resumed_within_seconds_only() {
     let mut client = client();
