@@ -127,6 +127,7 @@ fn an_error_stays_indeterminate_until_the_end_of_the_call() {
         let ttl = Duration::from_millis(300);
         let error = ann.acquire(&ann.claim(&name("doubt")), ttl).await.expect_err("one server votes");
         assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
+        assert_eq!(error.to_string().matches("may or may not").count(), 1, "{error}");
         assert_eq!(group.live(&[0], "doubt"), 0, "it was withdrawn");
     });
 }
