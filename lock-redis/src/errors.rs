@@ -151,7 +151,7 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
         (
             "Function not found",
             Unsupported,
-            "the server lacks Leasehold's functions of this version: `leasehold functions redis | redis-cli -x \
+            "the server does not have this version of Leasehold's functions: `leasehold functions redis | redis-cli -x \
              FUNCTION LOAD` loads them",
         ),
         ("FCALL", Unsupported, "the server has no functions: leave out `scripts=functions`, or use Redis 7.0 or later"),
