@@ -89,7 +89,7 @@ const NO_EVAL: &str = "the user may not run `EVAL`: `leasehold acl redis` prints
 
 const TOO_MANY_CLIENTS: &str = "max number of clients";
 
-const NO_CLUSTER: &str =
+pub(crate) const NO_CLUSTER: &str =
     "the server belongs to a Redis Cluster, which is not supported yet: use a server without `cluster-enabled`";
 
 const LACKS_COMMAND: &str = "the server does not know a required command, or its configuration renames or removes it \

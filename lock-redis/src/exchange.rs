@@ -79,13 +79,21 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
     let all = |error: Error| requests.iter().map(|_| Err(error.clone())).collect();
     let first = requests.iter().find(|request| request.is_acquire());
     let options = first.and_then(Request::options);
-    let quarantine = match connection.prepare(options.map_or(Duration::ZERO, |options| options.ttl), until).await {
+    let ttl = options.map_or(Duration::ZERO, |options| options.ttl);
+    let quarantine = match connection.prepare(ttl, until).await {
         Ok(quarantine) => quarantine,
         Err(error) => return all(error),
     };
     let run = connection.run_read();
-    // During a quarantine, releases are still sent: ending a lease makes no second holder.
-    let is_sent = |request: &&Request| quarantine.is_none() || !request.is_acquire();
+    let mut barred = quarantine.map(|wait| quarantined(connection.address(), wait));
+    if let (None, Some(_), Some(primary)) = (&barred, options, connection.primary()) {
+        // Half of the time is left for the releases of this call.
+        let now = Instant::now();
+        primary.ask(ttl, now + until.saturating_duration_since(now) / 2).await;
+        barred = primary.check(ttl, primary.now()).err();
+    }
+    // Releases are sent nevertheless: ending a lease makes no second holder.
+    let is_sent = |request: &&Request| barred.is_none() || !request.is_acquire();
     let acquires = requests.iter().filter(is_sent).filter(|request| request.is_acquire());
     let releases = requests.iter().filter(|request| !request.is_acquire());
     let (number, count) = (acquires.clone().count(), requests.iter().filter(is_sent).count());
@@ -115,6 +123,12 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
             Ok(core) => core.stamp(),
             Err(error) => return all(error),
         };
+        // The validity counts from the stamp, and this process may have been paused since the check.
+        if let (Some(primary), true) = (connection.primary(), number > 0)
+            && let Err(error) = primary.check(ttl, primary.now())
+        {
+            return all(error);
+        }
         match connection.run(&shared.scripts.exchange, &command, until).await {
             Ok(value) => replies_by_lock = replies::per_lock(value, count).unwrap_or_default(),
             Err(failure) => return all(failure.into()),
@@ -126,8 +140,8 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
     requests
         .iter()
         .map(|request| {
-            let body = match (request.is_acquire(), quarantine) {
-                (true, Some(wait)) => return Err(quarantined(&shared.endpoint.address, wait)),
+            let body = match (request.is_acquire(), &barred) {
+                (true, Some(error)) => return Err(error.clone()),
                 (true, None) => first.next().and_then(replies::acquired).map(|body| body.map(ReplyBody::Acquired)),
                 (false, _) => second.next().and_then(replies::released).map(|body| body.map(ReplyBody::Released)),
             };

@@ -46,6 +46,7 @@ mod replies;
 mod reply;
 mod run;
 mod scripts;
+mod sentinel;
 mod server_clock;
 mod settings;
 mod shared;

@@ -15,7 +15,7 @@ use super::residues::Residues;
 use super::shared::Shared;
 use super::slot::Slot;
 use crate::connection::{Connection, script_call};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, check_requirements};
 use crate::errors::{Failure, refused};
 use crate::protocol::Protocol;
 
@@ -83,7 +83,7 @@ impl Member {
             ));
         }
         let on_eviction = self.shared.settings.common.on_eviction;
-        self.endpoint().check_requirements(server.version, &server.eviction, on_eviction)
+        check_requirements(address, server.version, &server.eviction, on_eviction)
     }
 
     /// Notes in the bookkeeping of the claim what the server says.
