@@ -17,8 +17,9 @@ mod redis {
     mod resource_counts;
     mod restart;
     mod settings;
+    mod setups;
     mod stored;
     mod support;
 
-    leasehold_conformance::suite!(fixture::RedisFixture<fixture::Guarded>);
+    leasehold_conformance::suite!(fixture::RedisFixture<fixture::Guarded<setups::ByAddress>>);
 }
