@@ -65,14 +65,45 @@ fn a_lease_outlives_a_failover() {
     });
 }
 
-/// The failover follows a grant that no replica has received.
+/// The failover follows a grant that no replica has received. Its holder puts the lease back.
 #[test]
-fn a_lost_grant_makes_no_second_holder() {
+fn a_grant_that_the_failover_loses_stays_with_its_holder() {
     case(2, async |mut deployment| {
         let (ann, bob) = ann_and_bob(&deployment).await;
         deployment.cut_off();
+        // Long enough for a failover on a busy machine.
+        let guard = ann.lock("lost").ttl(TTL * 2).acquire().await.expect("it is free");
+        deployment.servers[0].kill().expect("it runs");
+        let promoted = deployment.switched().await;
+        let switched = Instant::now();
+        assert_eq!(deployment.left(promoted, "lost"), Duration::ZERO, "the promoted server has no such lease");
+        while switched.elapsed() < quarantine(TTL * 2) + RETRY {
+            assert!(guard.is_held(), "the lease was lost {:?} after the failover", switched.elapsed());
+            match bob.lock("lost").try_acquire().await {
+                Ok(granted) => assert!(granted.is_none(), "two holders"),
+                Err(error) => assert!(error.kind() == ErrorKind::Unavailable, "{error:?}"),
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(!deployment.left(promoted, "lost").is_zero(), "the promoted server has the lease");
+        let token = guard.fencing_token();
+        guard.release().await.expect("a release");
+        assert!(hold(&bob, "lost").await.fencing_token() > token, "tokens rise");
+    });
+}
+
+/// The same, and its holder is gone.
+#[test]
+fn a_lost_grant_makes_no_second_holder() {
+    case(2, async |mut deployment| {
+        let (ann, bob) = (deployment.client_by_paths(TTL, "timeout=1s").await, deployment.client(TTL).await);
+        for client in [&ann, &bob] {
+            hold(client, "used before").await.release().await.expect("a release");
+        }
+        deployment.cut_off();
         let guard = hold(&ann, "lost").await;
         let stopwatch = Stopwatch::start();
+        deployment.paths.iter().for_each(|path| path.apply(Fault::DropTraffic));
         deployment.servers[0].kill().expect("it runs");
         let promoted = deployment.switched().await;
         let switched = Instant::now();
