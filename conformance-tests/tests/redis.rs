@@ -14,6 +14,7 @@ mod redis {
     mod pair;
     mod promoted;
     mod put_back;
+    mod replication;
     mod resource_counts;
     mod restart;
     mod settings;

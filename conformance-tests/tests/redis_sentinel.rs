@@ -12,6 +12,8 @@ mod redis_sentinel {
     mod minority;
     mod named;
     mod refused;
+    #[path = "../redis/replication.rs"]
+    mod replication;
     #[path = "../redis/resource_counts.rs"]
     mod resource_counts;
     #[path = "../redis/stored.rs"]

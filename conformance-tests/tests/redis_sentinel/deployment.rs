@@ -4,11 +4,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use leasehold::redis::RedisBackend;
+use leasehold_conformance::Record;
 use leasehold_conformance::harness::FaultProxy;
 use leasehold_core::{LockClient, LockName};
 use leasehold_test_servers::{RedisServer, RedisSettings, Reply};
 
 use super::common::{SOON, eventually};
+use super::replication::{received, replicates};
 use super::stored::Stored;
 
 /// The name of the primary.
@@ -67,12 +69,11 @@ impl Deployment {
         let proxy = |server: &RedisServer| FaultProxy::start(server.addr()).unwrap_or_else(|error| panic!("{error}"));
         let paths = sentinels.iter().map(proxy).collect();
         let it = Self { servers, sentinels, paths };
-        let port = it.servers[0].addr().port().to_string();
+        let port = it.servers[0].addr().port();
         for replica in &it.servers[1..] {
-            run(replica, &["REPLICAOF", "127.0.0.1", &port]);
-            let is_linked = || replica.info("replication", "master_link_status").is_ok_and(|status| status == "up");
-            eventually("a replica has the data", is_linked).await;
+            replicates(replica, port).await;
         }
+        let port = port.to_string();
         for sentinel in &it.sentinels {
             run(sentinel, &["SENTINEL", "MONITOR", NAME, "127.0.0.1", &port, "2"]);
             run(sentinel, &["SENTINEL", "SET", NAME, "down-after-milliseconds", DOWN_AFTER[1]]);
@@ -125,10 +126,14 @@ impl Deployment {
         client(&self.url_of(&paths, more), ttl).await
     }
 
+    /// The replicas have what the primary has acknowledged.
+    pub(super) async fn is_replicated(&self) {
+        received(&self.servers[0], &self.servers[1..].iter().collect::<Vec<_>>()).await;
+    }
+
     /// The replicas get nothing from the primary from now on. They have what it acknowledged before.
-    pub(super) fn cut_off(&self) {
-        let confirmed = run(&self.servers[0], &["WAIT", "2", "4000"]);
-        assert_eq!(confirmed.int(), Some(2), "the replicas have everything");
+    pub(super) async fn cut_off(&self) {
+        self.is_replicated().await;
         for replica in &self.servers[1..] {
             // The primary has no password, and so refuses every one.
             run(replica, &["CONFIG", "SET", "masterauth", "wrong"]);
@@ -163,12 +168,16 @@ impl Deployment {
         self.named().expect("named")
     }
 
-    /// What is left of a lease, by the record of a server.
-    pub(super) fn left(&self, server: usize, name: &str) -> Duration {
+    /// The record of a server.
+    pub(super) fn record(&self, server: usize, name: &str) -> Record {
         let name = LockName::new(name).expect("a name");
         // A Sentinel closes all connections to a server whose role it changes. The next one is new.
         let _ = self.servers[server].command(&["PING"]);
-        let holders = Stored::new(&self.servers[server], PREFIX).record(&name).holders;
-        holders.first().copied().unwrap_or_default()
+        Stored::new(&self.servers[server], PREFIX).record(&name)
+    }
+
+    /// What is left of a lease, by the record of a server.
+    pub(super) fn left(&self, server: usize, name: &str) -> Duration {
+        self.record(server, name).holders.first().copied().unwrap_or_default()
     }
 }

@@ -7,7 +7,7 @@ use leasehold_conformance::harness::Fault;
 use leasehold_core::{ErrorKind, LockClient, LockGuard};
 
 use super::common::{SOON, Stopwatch, eventually, hold};
-use super::deployment::{Deployment, case, run};
+use super::deployment::{Deployment, case};
 
 const TTL: Duration = Duration::from_secs(4);
 
@@ -45,7 +45,7 @@ fn a_lease_outlives_a_failover() {
         // Long enough for a failover on a busy machine.
         let guard = ann.lock("kept").ttl(TTL * 2).acquire().await.expect("it is free");
         let name = "kept";
-        assert_eq!(run(&deployment.servers[0], &["WAIT", "2", "4000"]).int(), Some(2), "the replicas have it");
+        deployment.is_replicated().await;
         deployment.servers[0].kill().expect("it runs");
         let promoted = deployment.switched().await;
         let switched = Instant::now();
@@ -70,7 +70,7 @@ fn a_lease_outlives_a_failover() {
 fn a_grant_that_the_failover_loses_stays_with_its_holder() {
     case(2, async |mut deployment| {
         let (ann, bob) = ann_and_bob(&deployment).await;
-        deployment.cut_off();
+        deployment.cut_off().await;
         // Long enough for a failover on a busy machine.
         let guard = ann.lock("lost").ttl(TTL * 2).acquire().await.expect("it is free");
         deployment.servers[0].kill().expect("it runs");
@@ -100,7 +100,7 @@ fn a_lost_grant_makes_no_second_holder() {
         for client in [&ann, &bob] {
             hold(client, "used before").await.release().await.expect("a release");
         }
-        deployment.cut_off();
+        deployment.cut_off().await;
         let guard = hold(&ann, "lost").await;
         let stopwatch = Stopwatch::start();
         deployment.paths.iter().for_each(|path| path.apply(Fault::DropTraffic));
