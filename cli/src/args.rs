@@ -59,7 +59,7 @@ const STORES: &[Store] = &[
     ),
     (
         "redis+sentinel://HOST,HOST,HOST/NAME",
-        "the primary that Sentinels name",
+        "the primary that Redis Sentinels name",
         &[("rediss+sentinel://HOST,HOST,HOST/NAME", "with TLS")],
     ),
     (
