@@ -158,7 +158,21 @@ impl RedisBackend {
         };
         let (time, renewals) = replies::renewed(value, requests.len()).ok_or(Failure::UnexpectedReply)?;
         shared.server_clock.observe(time, sent, core.stamp());
+        let is_new = |(request, renewed): (&RenewRequest, &Renewed)| match renewed {
+            Renewed::Granted { token, .. } => !Lease::of(&request.claim).has(*token),
+            _ => false,
+        };
+        let unconfirmed = match primary {
+            Some((primary, _)) if requests.iter().zip(&renewals).any(is_new) => {
+                primary.confirm_grant(until).await.err()
+            }
+            _ => None,
+        };
         let answer = |(request, renewed): (&RenewRequest, Renewed)| {
+            // The next renewal finds the grant again.
+            if let (Some(why), true) = (&unconfirmed, is_new((request, &renewed))) {
+                return RenewReply::Unknown(why.clone());
+            }
             // A former primary goes on confirming requests for a while.
             if let (
                 Renewed::Held | Renewed::PutBack | Renewed::Granted { .. } | Renewed::Waiting { .. },

@@ -102,7 +102,7 @@ impl<P: Protocol> Connection<P> {
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE_BUFFER)
-            .set_push_sender(push_handler(protocol.clone(), health.clone()));
+            .set_push_sender(push_handler(protocol.clone(), health.clone(), primary.clone()));
         let attempt = endpoint.connecting.attempt(&address);
         let (mux, mut driver) = socket::connect(&client, config, &endpoint.lookups, &attempt).await.map_err(lost)?;
         let (session, address) = (protocol.session(), address.clone());
@@ -264,13 +264,14 @@ pub(crate) fn script_call(script: &Script, keys: usize) -> Cmd {
 fn push_handler<P: Protocol>(
     protocol: Arc<P>,
     health: Arc<Health>,
+    primary: Option<Primary>,
 ) -> impl Fn(PushInfo) -> Result<(), std::convert::Infallible> + Send + Sync + 'static {
     move |push| {
         match push.kind {
             PushKind::Disconnection => health.close(),
             PushKind::Message => {
                 if let Some((channel, payload)) = replies::message(&push.data) {
-                    protocol.handle_message(channel, payload);
+                    protocol.handle_message(channel, payload, primary.as_ref());
                 }
             }
             _ => {}

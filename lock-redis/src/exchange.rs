@@ -12,6 +12,7 @@ use crate::connection::{Connection, script_call};
 use crate::errors::Failure;
 use crate::replies::{self, Acquired};
 use crate::run::Run;
+use crate::sentinel::half_until;
 use crate::shared::{Shared, millis};
 
 /// A request for one lock.
@@ -72,6 +73,12 @@ pub(crate) enum ReplyBody {
     Released(bool),
 }
 
+impl Reply {
+    const fn is_grant(&self) -> bool {
+        matches!(self.body, ReplyBody::Acquired(Acquired::Granted { .. }))
+    }
+}
+
 /// Sends several requests in one script call, and returns a reply for each. The acquires
 /// [can share a call](Request::can_share_call).
 pub(crate) async fn exchange(connection: &Connection, requests: &[Request], until: Instant) -> Vec<Result<Reply>> {
@@ -87,9 +94,8 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
     let run = connection.run_read();
     let mut barred = quarantine.map(|wait| quarantined(connection.address(), wait));
     if let (None, Some(_), Some(primary)) = (&barred, options, connection.primary()) {
-        // Half of the time is left for the releases of this call.
-        let now = Instant::now();
-        primary.ask(ttl, now + until.saturating_duration_since(now) / 2).await;
+        // Leaves time for the releases of this call.
+        primary.ask(ttl, half_until(until)).await;
         barred = primary.check(ttl, primary.now()).err();
     }
     // Releases are sent nevertheless: ending a lease makes no second holder.
@@ -123,12 +129,6 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
             Ok(core) => core.stamp(),
             Err(error) => return all(error),
         };
-        // The validity counts from the stamp, and this process may have been paused since the check.
-        if let (Some(primary), true) = (connection.primary(), number > 0)
-            && let Err(error) = primary.check(ttl, primary.now())
-        {
-            return all(error);
-        }
         match connection.run(&shared.scripts.exchange, &command, until).await {
             Ok(value) => replies_by_lock = replies::per_lock(value, count).unwrap_or_default(),
             Err(failure) => return all(failure.into()),
@@ -137,7 +137,7 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
     // The replies are in the order of the call, acquires first. They are returned in the order of `requests`.
     let (first, second) = replies_by_lock.split_at(number.min(replies_by_lock.len()));
     let (mut first, mut second) = (first.iter(), second.iter());
-    requests
+    let mut replies: Vec<_> = requests
         .iter()
         .map(|request| {
             let body = match (request.is_acquire(), &barred) {
@@ -151,5 +151,13 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
                 None => Err(Failure::UnexpectedReply.into()),
             }
         })
-        .collect()
+        .collect();
+    if let Some(primary) = connection.primary()
+        && replies.iter().flatten().any(Reply::is_grant)
+        && let Err(error) = primary.confirm_grant(until).await
+    {
+        let is_grant = |reply: &&mut Result<Reply>| reply.as_ref().is_ok_and(Reply::is_grant);
+        replies.iter_mut().filter(is_grant).for_each(|reply| *reply = Err(error.clone()));
+    }
+    replies
 }

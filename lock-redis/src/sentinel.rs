@@ -6,6 +6,7 @@
 //! - Connect: all Sentinels are asked, in parallel, for each attempt. A connection to the server that a majority names
 //!   is used if this server says, on the same connection, that it is a primary (`single.rs`).
 //! - Acquire: the Sentinels are asked first, if a majority has not named the server within a quarter of the ttl.
+//! - Grant: they are asked again after it has arrived: by the reply to an acquire or a renewal, or by a message.
 //! - Renew: the Sentinels are asked beside the request, and the replies count if a majority names the server.
 //! - Failover: the keeper's runtime subscribes to `+switch-master` on every Sentinel. A message is a hint that makes
 //!   the client ask all of them. If a majority names another server, every connection to the former one closes. So it does
@@ -24,6 +25,6 @@ mod settings;
 
 pub(crate) use naming::{Address, lasting};
 pub(crate) use plain::is_sentinel;
-pub(crate) use primary::Primary;
+pub(crate) use primary::{Primary, half_until};
 pub(crate) use sentinels::Sentinels;
 pub(crate) use settings::{SCHEMES, read};

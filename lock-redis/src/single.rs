@@ -17,7 +17,7 @@ use crate::exchange::{Reply, Request, exchange};
 use crate::protocol::Protocol;
 use crate::replies;
 use crate::run::Run;
-use crate::sentinel::{is_sentinel, lasting};
+use crate::sentinel::{Primary, is_sentinel, lasting};
 use crate::shared::Shared;
 
 /// What a connection has read of the server.
@@ -50,11 +50,22 @@ impl Protocol for Shared {
         vec![self.keys.channel.clone(), self.keys.epoch_channel()]
     }
 
-    fn handle_message(&self, channel: &[u8], payload: &[u8]) {
+    fn handle_message(&self, channel: &[u8], payload: &[u8], primary: Option<&Primary>) {
         if channel == self.keys.epoch_channel().as_bytes() {
             lock(&self.epoch).receive(&String::from_utf8_lossy(payload), Instant::now());
         } else if let (Some(core), Some(event)) = (self.core.get(), event(payload)) {
-            core.event(event);
+            match (event, primary) {
+                (event @ Event::Granted { .. }, Some(primary)) => {
+                    let (core, primary, until) = (core.clone(), primary.clone(), Instant::now() + self.bound());
+                    tokio::spawn(async move {
+                        // Otherwise the next renewal of the place finds the grant.
+                        if primary.confirm_grant(until).await.is_ok() {
+                            core.event(event);
+                        }
+                    });
+                }
+                (event, _) => core.event(event),
+            }
         }
     }
 

@@ -156,6 +156,70 @@ fn a_demoted_primary_is_not_believed_for_long() {
     });
 }
 
+/// Ann renews her leases at the promoted server. They end at the former primary, which goes on and grants the locks to
+/// clients that are cut off from the Sentinels together with it. With long ttls, the last answer of the Sentinels is new
+/// enough for these.
+#[test]
+fn a_former_primary_grants_no_lock_whose_holder_has_moved() {
+    const NAMES: [&str; 3] = ["tried", "waited for", "handed over"];
+    case(2, async |mut deployment| {
+        let ttl = TTL * 7 / 4;
+        let (ann, long) = (deployment.client(ttl).await, ttl * 20);
+        // They keep their connections to the server while it is paused.
+        let more = "timeout=20s";
+        let (bob, carol) = (deployment.client_by_paths(long, more).await, deployment.client_by_paths(long, more).await);
+        let mut guards = Vec::new();
+        for name in NAMES {
+            guards.push(hold(&ann, name).await);
+        }
+        let waits = |name: &'static str| {
+            let lock = bob.lock(name);
+            tokio::spawn(async move { lock.acquire().await.expect("a lock") })
+        };
+        let mut waiting = vec![waits(NAMES[1]), waits(NAMES[2])];
+        let has_places = || NAMES[1..].iter().all(|name| deployment.record(0, name).waiters == Some(1));
+        eventually("Bob waits", has_places).await;
+        deployment.is_replicated().await;
+        deployment.paths.iter().for_each(|path| path.apply(Fault::DropTraffic));
+        deployment.servers[0].pause().expect("it runs");
+        deployment.switched().await;
+        deployment.servers[0].resume().expect("it is paused");
+        let tries = bob.lock(NAMES[0]);
+        waiting.push(tokio::spawn(async move {
+            loop {
+                if let Ok(Some(next)) = tries.try_acquire().await {
+                    return next;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }));
+        // It grants the locks when Ann's leases end there. Sentinels make it a replica later.
+        let (resumed, mut granted, mut all_granted) = (Instant::now(), [false; NAMES.len()], None::<Instant>);
+        while all_granted.is_none_or(|since| since.elapsed() < Duration::from_secs(1)) {
+            assert!(resumed.elapsed() < SOON, "the former primary grants the locks: {granted:?}");
+            // Her request hands the lock to Bob.
+            let _ = carol.lock(NAMES[2]).try_acquire().await.map(|next| assert!(next.is_none(), "two holders"));
+            for (number, (name, guard)) in NAMES.iter().zip(&guards).enumerate() {
+                assert!(guard.is_held(), "Ann keeps {name:?}");
+                granted[number] =
+                    granted[number] || deployment.record(0, name).last_token > Some(guard.fencing_token());
+            }
+            if granted == [true; NAMES.len()] {
+                all_granted.get_or_insert_with(Instant::now);
+            }
+            for (task, name) in waiting.iter().zip([NAMES[1], NAMES[2], NAMES[0]]) {
+                assert!(!task.is_finished(), "two holders of {name:?}");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        for guard in guards {
+            assert!(guard.is_held(), "Ann keeps her leases");
+            guard.release().await.expect("a release");
+        }
+        waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    });
+}
+
 /// The primary is silent, so that no connection to it breaks. Its clients move when the Sentinels say so.
 #[test]
 fn clients_move_when_sentinels_report_a_failover() {

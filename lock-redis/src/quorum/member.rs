@@ -18,6 +18,7 @@ use crate::connection::{Connection, script_call};
 use crate::endpoint::{Endpoint, check_requirements};
 use crate::errors::{Failure, refused};
 use crate::protocol::Protocol;
+use crate::sentinel::Primary;
 
 pub(super) struct Member {
     pub(super) shared: Arc<Shared>,
@@ -197,7 +198,7 @@ impl Protocol for Member {
         Vec::new()
     }
 
-    fn handle_message(&self, _channel: &[u8], _payload: &[u8]) {}
+    fn handle_message(&self, _channel: &[u8], _payload: &[u8], _primary: Option<&Primary>) {}
 
     async fn check(connection: &Connection<Self>, until: Instant) -> Result<Result<()>, Failure> {
         let it = connection.protocol();

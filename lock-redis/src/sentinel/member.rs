@@ -9,6 +9,7 @@ use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use super::naming::Address;
+use super::primary::Primary;
 use super::sentinels::State;
 use crate::connection::Connection;
 use crate::endpoint::Endpoint;
@@ -115,7 +116,7 @@ impl Protocol for Sentinel {
         vec![SWITCHES.to_owned()]
     }
 
-    fn handle_message(&self, _channel: &[u8], payload: &[u8]) {
+    fn handle_message(&self, _channel: &[u8], payload: &[u8], _primary: Option<&Primary>) {
         if payload.split(|byte| *byte == b' ').next() == Some(self.state.name.as_bytes()) {
             self.state.hinted.notify_one();
         }

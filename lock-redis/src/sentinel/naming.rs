@@ -10,6 +10,11 @@
 //! and the holder believes in it for less than a ttl. The new primary grants nothing for a ttl, a third of it and
 //! [`GOSSIP`] after a client first saw it ([`lasting`]). A client sees it only after a majority has named it; `GOSSIP`
 //! covers clients that do not ask Sentinels.
+//!
+//! *A grant needs more.* Its former holder may have moved to the new primary, which renews the lease at once, while it
+//! ends at the former one. There another client with a long ttl gets the lock, and a third of that may be longer than
+//! the lease. So a new grant counts only if a majority names the server in answers to questions from after the reply.
+//! The former holder can have moved only after such an answer, when its lease had ended everywhere.
 
 use std::fmt;
 use std::time::Duration;

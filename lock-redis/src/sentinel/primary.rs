@@ -27,23 +27,38 @@ impl Primary {
         self.sentinels.state.now()
     }
 
-    /// Asks the Sentinels if a request for a lease of this ttl needs it. Whether they have named this server is said by
-    /// [`check`](Self::check). Cancel safe.
+    /// Asks the Sentinels if a request for a lease of this ttl needs it. [`check`](Self::check) says whether they have
+    /// named this server. Cancel safe.
     pub(crate) async fn ask(&self, ttl: Duration, until: Instant) {
         let state = &self.sentinels.state;
-        let is_due = || state.naming(|naming| naming.is_due(&self.address, ttl, state.now()));
-        if !is_due() {
+        self.ask_unless(|| !state.naming(|naming| naming.is_due(&self.address, ttl, state.now())), until).await;
+    }
+
+    async fn ask_unless(&self, is_known: impl Fn() -> bool, until: Instant) {
+        if is_known() {
             return;
         }
         let Ok((connections, turn)) = self.sentinels.connections() else { return };
         // One of several callers asks for all of them.
         let asked = timeout_at(until, async {
             let _turn = turn.lock().await;
-            if is_due() {
-                let _ = ask(state, &connections, until).await;
+            if !is_known() {
+                let _ = ask(&self.sentinels.state, &connections, until).await;
             }
         });
         let _ = asked.await;
+    }
+
+    /// Checks that a grant counts, which has just arrived. Takes half of the time that is left at most, so that the
+    /// others in the call of a grant have their replies in time. Cancel safe.
+    ///
+    /// # Errors
+    /// `Indeterminate`: a majority of the Sentinels did not name this server after the reply had arrived.
+    pub(crate) async fn confirm_grant(&self, until: Instant) -> Result<()> {
+        let (state, replied) = (&self.sentinels.state, self.now());
+        let is_named = || state.naming(|naming| naming.primary_since(replied) == Some(&self.address));
+        self.ask_unless(is_named, half_until(until)).await;
+        if is_named() { Ok(()) } else { Err(self.unnamed().with_kind(ErrorKind::Indeterminate)) }
     }
 
     /// Sends a request for leases, and asks the Sentinels beside it: a renewal must not take two round trips. The
@@ -75,28 +90,33 @@ impl Primary {
     /// # Errors
     /// `Unavailable`: a majority of the Sentinels has not named this server lately.
     pub(crate) fn check(&self, ttl: Duration, sent: Stamp) -> Result<()> {
-        let state = &self.sentinels.state;
-        let (counts, named) =
-            state.naming(|naming| (naming.counts(&self.address, ttl, sent), naming.primary().cloned()));
-        if counts {
-            return Ok(());
-        }
-        let address = &self.address;
-        Err(match named {
+        let counts = self.sentinels.state.naming(|naming| naming.counts(&self.address, ttl, sent));
+        if counts { Ok(()) } else { Err(self.unnamed()) }
+    }
+
+    /// Why the server does not count as the primary.
+    fn unnamed(&self) -> Error {
+        let (state, address) = (&self.sentinels.state, &self.address);
+        match state.naming(|naming| naming.primary().cloned()) {
             Some(other) if other != *address => {
                 let text = format!("the server at {address} is not the primary any more: the Sentinels name {other}");
                 Error::new(ErrorKind::Unavailable, text)
             }
             _ => state.why().unwrap_or_else(|| {
-                let text =
-                    format!("no majority of the Sentinels has named the server at {address} within a third of the ttl");
+                let text = format!("no majority of the Sentinels has named the server at {address} lately");
                 Error::new(ErrorKind::Unavailable, text)
             }),
-        })
+        }
     }
 
     /// Resolves when a majority names another server.
     pub(crate) async fn replaced(&self) {
         self.sentinels.state.names_other(&self.address).await;
     }
+}
+
+/// The middle of the time that is left.
+pub(crate) fn half_until(until: Instant) -> Instant {
+    let now = Instant::now();
+    now + until.saturating_duration_since(now) / 2
 }
