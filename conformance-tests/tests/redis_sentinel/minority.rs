@@ -34,7 +34,16 @@ fn a_majority_of_the_sentinels_decides() {
         // Nothing listens there.
         let nobody = SocketAddr::from(([127, 0, 0, 1], 1));
         locks_on(&deployment, &[nobody, all[1], all[2]], 0, "one is dead").await;
+        // No request waits for it, whether it was silent before the client came or not.
+        let connected = client(&deployment.url_of(&all, "timeout=8s"), TTL).await;
+        hold(&connected, "before").await.release().await.expect("a release");
         deployment.sentinels[2].pause().expect("it runs");
+        let newcomer = client(&deployment.url_of(&all, "timeout=8s"), TTL).await;
+        let stopwatch = Stopwatch::start();
+        for client in [&connected, &newcomer] {
+            hold(client, "one is silent").await.release().await.expect("a release");
+        }
+        stopwatch.within(Duration::from_secs(1), "two locks without the silent one");
         locks_on(&deployment, &all, 0, "one is silent").await;
         deployment.sentinels[2].resume().expect("it is paused");
 
@@ -66,21 +75,30 @@ fn a_replica_is_not_used() {
         let error = RedisBackend::connect(&url).await.expect_err("a replica");
         assert!(error.kind() == ErrorKind::Unavailable && error.to_string().contains(&replica), "{error}");
 
-        // A server that becomes a replica while a client is connected.
-        run(&deployment.servers[1], &["REPLICAOF", "NO", "ONE"]);
-        let client = client(&url, TTL).await;
-        hold(&client, "x").await.release().await.expect("a release");
-        let port = deployment.servers[0].addr().port().to_string();
-        run(&deployment.servers[1], &["REPLICAOF", "127.0.0.1", &port]);
-        let lock = client.lock("x");
-        let error = lock.try_acquire().await.expect_err("a replica");
-        assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
-        // The connection that was refused. The keeper's has subscriptions, and the replica's own is to its primary.
-        let is_closed =
-            || deployment.servers[1].clients().is_ok_and(|it| !it.iter().any(|it| it.contains(" flags=N ")));
-        eventually("the connection is closed", is_closed).await;
-        let error = lock.try_acquire().await.expect_err("a replica");
-        assert!(error.to_string().contains(&replica), "{error}");
+        // A server that becomes a replica while a client is connected. Without its primary, it may refuse to read.
+        let server = &deployment.servers[1];
+        let primary = deployment.servers[0].addr().port().to_string();
+        for (reads, port, why, afterwards) in [
+            ("yes", &*primary, "read-only replica", &*replica),
+            ("no", "1", "has lost its primary", "has lost its primary"),
+        ] {
+            run(server, &["REPLICAOF", "NO", "ONE"]);
+            // Nobody knows it, so it grants locks at once.
+            run(server, &["FLUSHALL"]);
+            let client = client(&url, TTL).await;
+            hold(&client, "x").await.release().await.expect("a release");
+            run(server, &["CONFIG", "SET", "replica-serve-stale-data", reads]);
+            run(server, &["REPLICAOF", "127.0.0.1", port]);
+            let lock = client.lock("x");
+            let error = lock.try_acquire().await.expect_err("a replica");
+            assert!(error.kind() == ErrorKind::Unavailable && error.to_string().contains(why), "{error:?}");
+            // The connection that was refused. The keeper's has subscriptions, and the replica's own is to its primary.
+            let is_closed = || server.clients().is_ok_and(|it| !it.iter().any(|it| it.contains(" flags=N ")));
+            eventually("the connection is closed", is_closed).await;
+            let error = lock.try_acquire().await.expect_err("a replica");
+            assert!(error.kind() == ErrorKind::Unavailable && error.to_string().contains(afterwards), "{error:?}");
+            run(server, &["CONFIG", "SET", "replica-serve-stale-data", "yes"]);
+        }
     });
 }
 
