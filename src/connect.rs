@@ -21,6 +21,8 @@ pub const SCHEMES: &[Row] = &[
     ("rediss", "redis-tls", cfg!(feature = "redis-tls")),
     ("redis+quorum", "redis", cfg!(feature = "redis")),
     ("rediss+quorum", "redis-tls", cfg!(feature = "redis-tls")),
+    ("redis+sentinel", "redis", cfg!(feature = "redis")),
+    ("rediss+sentinel", "redis-tls", cfg!(feature = "redis-tls")),
     ("zk", "zk", cfg!(feature = "zk")),
     ("zks", "zk-tls", cfg!(feature = "zk-tls")),
 ];
@@ -31,6 +33,8 @@ pub const SCHEMES: &[Row] = &[
 /// - `memory://`: a store inside this process, for tests and examples. Every call uses the same store.
 /// - `redis://[user:password@]host[:port][/database][?…]`, `rediss://…`, `redis+unix:///path[?…]` (features `redis`,
 ///   `redis-tls`): one Redis server. This connects to it and checks it before it returns.
+/// - `redis+sentinel://[user:password@]one,two,three/name[/database][?…]`, `rediss+sentinel://…` (the same features):
+///   the primary that a majority of these Sentinels names.
 /// - `redis+quorum://[user:password@]one,two,three[/database][?…]`, `rediss+quorum://…` (the same features): a majority
 ///   of independent Redis servers.
 /// - `mysql://user[:password]@host[:port]/database[?…]` (features `mysql`, `mysql-tls`): a MySQL or MariaDB server. The
@@ -78,7 +82,7 @@ pub async fn connect_builder(url: &str) -> Result<LockClientBuilder> {
             Ok(LockClient::builder(leasehold_redis::QuorumBackend::connect(url).await?))
         }
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" | "rediss" => {
+        "redis" | "redis+unix" | "rediss" | "redis+sentinel" | "rediss+sentinel" => {
             Ok(LockClient::builder(leasehold_redis::RedisBackend::connect(url).await?))
         }
         #[cfg(feature = "sqlite")]
@@ -122,7 +126,9 @@ pub fn connect_builder_lazy(url: &str) -> Result<LockClientBuilder> {
         #[cfg(feature = "redis")]
         "redis+quorum" | "rediss+quorum" => Ok(LockClient::builder(leasehold_redis::QuorumBackend::connect_lazy(url)?)),
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" | "rediss" => Ok(LockClient::builder(leasehold_redis::RedisBackend::connect_lazy(url)?)),
+        "redis" | "redis+unix" | "rediss" | "redis+sentinel" | "rediss+sentinel" => {
+            Ok(LockClient::builder(leasehold_redis::RedisBackend::connect_lazy(url)?))
+        }
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(LockClient::builder(leasehold_sqlite::SqliteBackend::connect_lazy(url)?)),
         #[cfg(feature = "zk")]

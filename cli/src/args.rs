@@ -58,6 +58,11 @@ const STORES: &[Store] = &[
         &[("rediss://HOST", "with TLS"), ("redis+unix:///PATH", "through a Unix socket")],
     ),
     (
+        "redis+sentinel://HOST,HOST,HOST/NAME",
+        "the primary that Redis Sentinels name",
+        &[("rediss+sentinel://HOST,HOST,HOST/NAME", "with TLS")],
+    ),
+    (
         "redis+quorum://HOST,HOST,HOST",
         "a majority of 3 to 15 independent Redis servers",
         &[("rediss+quorum://HOST,HOST,HOST", "with TLS")],

@@ -14,11 +14,13 @@ mod redis {
     mod pair;
     mod promoted;
     mod put_back;
+    mod replication;
     mod resource_counts;
     mod restart;
     mod settings;
+    mod setups;
     mod stored;
     mod support;
 
-    leasehold_conformance::suite!(fixture::RedisFixture<fixture::Guarded>);
+    leasehold_conformance::suite!(fixture::RedisFixture<fixture::Guarded<setups::ByAddress>>);
 }

@@ -11,12 +11,13 @@ use leasehold_core::backend::{
     LONGEST_PLACE_TTL, LockBackend, OnContention, ReleaseOutcome, ReleaseRequest, RenewPolicy, RenewReplies,
     RenewReply, RenewRequest, Stamp, WatchNames,
 };
-use leasehold_core::{Error, FencingToken, Result};
+use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use crate::capabilities;
 use crate::connection::{Connection, Role, script_call};
+use crate::endpoint::Endpoint;
 use crate::errors::Failure;
 use crate::exchange::{AcquireOptions, Operation, Reply, ReplyBody, Request};
 use crate::manager::{self, ConnectionManager};
@@ -27,7 +28,7 @@ use crate::settings::{Settings, read_url};
 use crate::shared::{Shared, millis};
 use crate::tombstones;
 
-/// Locks on one Redis server, version 6.2 or later.
+/// Locks on one Redis server, version 6.2 or later, or on the primary that Sentinels name.
 pub struct RedisBackend {
     pub(crate) shared: Arc<Shared>,
     managers: PerRuntime<ConnectionManager>,
@@ -47,8 +48,8 @@ impl RedisBackend {
     /// # Cancel safety
     /// A dropped call leaves nothing behind.
     pub async fn connect(url: &str) -> Result<Self> {
-        let (client, tls, settings) = read_url(url)?;
-        Self::unconnected(&client, tls, settings)?.connected().await
+        let (endpoint, settings) = read_url(url)?;
+        Self::unconnected(endpoint, settings).connected().await
     }
 
     /// Connects with a client of the `redis` crate. Uses its address, database, user, password and TLS. The protocol
@@ -60,7 +61,9 @@ impl RedisBackend {
     /// # Cancel safety
     /// A dropped call leaves nothing behind.
     pub async fn connect_with(client: &redis::Client, settings: Settings) -> Result<Self> {
-        Self::unconnected(client, TlsFiles::default(), settings)?.connected().await
+        let settings = settings.check()?;
+        let endpoint = Endpoint::new(client, TlsFiles::default(), settings.timeout, settings.connect_timeout)?;
+        Self::unconnected(endpoint, settings).connected().await
     }
 
     async fn connected(self) -> Result<Self> {
@@ -75,14 +78,16 @@ impl RedisBackend {
     /// # Errors
     /// [`InvalidInput`](leasehold_core::ErrorKind::InvalidInput) for a URL that cannot be used.
     pub fn connect_lazy(url: &str) -> Result<Self> {
-        let (client, tls, settings) = read_url(url)?;
-        Self::unconnected(&client, tls, settings)
+        let (endpoint, settings) = read_url(url)?;
+        Ok(Self::unconnected(endpoint, settings))
     }
 
-    fn unconnected(client: &redis::Client, tls: TlsFiles, settings: Settings) -> Result<Self> {
-        let settings = settings.check()?;
-        let capabilities = capabilities::of(&settings);
-        Ok(Self { shared: Arc::new(Shared::new(client, tls, settings)?), managers: PerRuntime::new(), capabilities })
+    fn unconnected(endpoint: Endpoint, settings: Settings) -> Self {
+        let capabilities = match endpoint.sentinels() {
+            None => capabilities::of(&settings),
+            Some(_) => capabilities::behind_sentinels(&settings),
+        };
+        Self { shared: Arc::new(Shared::new(endpoint, settings)), managers: PerRuntime::new(), capabilities }
     }
 
     /// The connection manager of the calling runtime.
@@ -144,10 +149,39 @@ impl RedisBackend {
         if !put_back.is_empty() {
             command.arg(put_back);
         }
-        let value = connection.run(&shared.scripts.renew, &command, until).await?;
+        let request = connection.run(&shared.scripts.renew, &command, until);
+        let shortest = requests.iter().map(|request| request.ttl).min().unwrap_or_default();
+        let primary = connection.primary().map(|primary| (primary, primary.now()));
+        let value = match primary {
+            None => request.await?,
+            Some((primary, _)) => primary.ask_beside(request, shortest, until).await?,
+        };
         let (time, renewals) = replies::renewed(value, requests.len()).ok_or(Failure::UnexpectedReply)?;
         shared.server_clock.observe(time, sent, core.stamp());
+        let is_new = |(request, renewed): (&RenewRequest, &Renewed)| match renewed {
+            Renewed::Granted { token, .. } => !Lease::of(&request.claim).has(*token),
+            _ => false,
+        };
+        let unconfirmed = match primary {
+            Some((primary, _)) if requests.iter().zip(&renewals).any(is_new) => {
+                primary.confirm_grant(until).await.err()
+            }
+            _ => None,
+        };
         let answer = |(request, renewed): (&RenewRequest, Renewed)| {
+            // The next renewal finds the grant again.
+            if let (Some(why), true) = (&unconfirmed, is_new((request, &renewed))) {
+                return RenewReply::Unknown(why.clone());
+            }
+            // A former primary goes on confirming requests for a while.
+            if let (
+                Renewed::Held | Renewed::PutBack | Renewed::Granted { .. } | Renewed::Waiting { .. },
+                Some((primary, at)),
+            ) = (&renewed, primary)
+                && let Err(why) = primary.check(request.ttl, at)
+            {
+                return RenewReply::Unknown(why.with_kind(ErrorKind::Indeterminate));
+            }
             let confirmation = |ttl, place| Confirmation { ttl, sent, place };
             note_renewal(request, &renewed, run.as_ref(), sent);
             match renewed {
@@ -194,6 +228,9 @@ impl LockBackend for RedisBackend {
     fn attach(&self, core: CoreHandle) {
         let keeper = core.keeper_runtime().clone();
         if self.shared.core.attach(core) {
+            if let Some(sentinels) = self.shared.endpoint.sentinels() {
+                sentinels.attach(&keeper);
+            }
             // Connects and subscribes now, or the first waiter would miss its grant. A manager from before the attach
             // has no subscription.
             self.managers.remove(&keeper);

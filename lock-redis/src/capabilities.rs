@@ -41,8 +41,22 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it
 }
 
+/// Those of a primary that Sentinels name: clients do not believe a former one for longer than they wait.
+pub(crate) fn behind_sentinels(settings: &Settings) -> Capabilities {
+    let mut it = of(settings);
+    it.backend = "redis+sentinel";
+    it.limits_of_exclusion = match settings.on_restart {
+        OnRestart::Trust => &[STEP, FAILOVER_TRUSTED, FLUSH, EVICTION, RESTART_TRUSTED, SENTINELS],
+        OnRestart::Quarantine => &[STEP, FLUSH, EVICTION, RESTART_MISSED, SENTINELS],
+        _ => &[STEP, FLUSH, EVICTION, RESTART_MISSED, RESTART_UNKNOWN, SENTINELS],
+    };
+    it
+}
+
 const FAILOVER: &str = "an asynchronous failover promotes a replica while the former primary still confirms requests, \
      or a server is demoted and promoted by hand while a client sends nothing";
+const SENTINELS: &str = "clients do not all name all Sentinels in their URLs, or a majority of the Sentinels names a \
+     former primary again that no failover has promoted (`SENTINEL REMOVE` and `MONITOR`)";
 const FLUSH: &str = "somebody deletes the lock's keys (FLUSHALL, DEL)";
 const EVICTION: &str = "the server is configured to evict keys (`maxmemory-policy`) after the check at connect";
 const RESTART_TRUSTED: &str = "the server restarts without its last writes, and a client requests a lock before its \

@@ -12,11 +12,12 @@ use redis::{Arg, AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
+use crate::endpoint::Target;
 use crate::errors::{Failure, checked, not_connected};
 use crate::protocol::Protocol;
 use crate::replies;
 use crate::scripts::Script;
-use crate::settings;
+use crate::sentinel::Primary;
 use crate::shared::Shared;
 use crate::socket::{self, Driver};
 
@@ -42,6 +43,10 @@ pub(crate) struct Connection<P: Protocol = Shared> {
     mux: MultiplexedConnection,
     health: Arc<Health>,
     session: P::Session,
+    /// The address of the server, for errors and logs.
+    address: String,
+    /// The server, if Sentinels named it.
+    primary: Option<Primary>,
 }
 
 struct Health {
@@ -77,18 +82,31 @@ impl Health {
 impl<P: Protocol> Connection<P> {
     /// Connects, subscribes and checks the server. The connection lives as long as its driver.
     pub(crate) async fn open(protocol: &Arc<P>, role: Role) -> Result<(Self, Driver)> {
+        let target = protocol.endpoint().target().await?;
+        let Some(primary) = target.primary.clone() else { return Self::open_to(target, protocol, role).await };
+        tokio::select! {
+            opened = Self::open_to(target, protocol, role) => opened,
+            // A server that is silent must not keep the client from the one that has replaced it.
+            () = primary.replaced() => {
+                Err(Error::new(ErrorKind::Unavailable, "the Sentinels name another primary now"))
+            }
+        }
+    }
+
+    async fn open_to(target: Target, protocol: &Arc<P>, role: Role) -> Result<(Self, Driver)> {
         let endpoint = protocol.endpoint();
-        let lost = |failure| not_connected(failure, &endpoint.address);
+        let Target { client, address, primary } = target;
+        let lost = |failure| not_connected(failure, &address);
         let health = Arc::new(Health::new());
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE_BUFFER)
-            .set_push_sender(push_handler(protocol.clone(), health.clone()));
-        let attempt = endpoint.connecting.attempt(&endpoint.address);
-        let client = settings::reload(&endpoint.client, &endpoint.tls).await;
+            .set_push_sender(push_handler(protocol.clone(), health.clone(), primary.clone()));
+        let attempt = endpoint.connecting.attempt(&address);
         let (mux, mut driver) = socket::connect(&client, config, &endpoint.lookups, &attempt).await.map_err(lost)?;
-        let connection = Self { protocol: protocol.clone(), mux, health, session: protocol.session() };
+        let (session, address) = (protocol.session(), address.clone());
+        let connection = Self { protocol: protocol.clone(), mux, health, session, address, primary };
         let subscribed = async {
             if role == Role::CommandsAndPushes {
                 let channels = protocol.channels();
@@ -113,6 +131,24 @@ impl<P: Protocol> Connection<P> {
 
     pub(crate) fn protocol(&self) -> &Arc<P> {
         &self.protocol
+    }
+
+    /// The address of the server.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The server, if Sentinels named it.
+    pub(crate) fn primary(&self) -> Option<&Primary> {
+        self.primary.as_ref()
+    }
+
+    /// Resolves when Sentinels name another server.
+    pub(crate) async fn replaced(&self) {
+        match &self.primary {
+            Some(primary) => primary.replaced().await,
+            None => std::future::pending().await,
+        }
     }
 
     /// What is known of the server on this connection.
@@ -152,6 +188,13 @@ impl<P: Protocol> Connection<P> {
         }
     }
 
+    /// Closes the connection if the server is a replica and Sentinels can name another one.
+    pub(crate) fn note_refusal(&self, text: &str) {
+        if self.primary.is_some() && ["READONLY", "MASTERDOWN"].iter().any(|code| text.contains(code)) {
+            self.close();
+        }
+    }
+
     /// Runs a script by its digest, or as a function. If the server does not know the digest, the script did not run,
     /// and its source is sent instead.
     pub(crate) async fn run(&self, script: &Script, call: &Cmd, until: Instant) -> Result<Value, Failure> {
@@ -184,7 +227,11 @@ impl<P: Protocol> Connection<P> {
         match timeout_at(until, mux.send_packed_command(command)).await {
             Ok(Ok(value)) => {
                 self.health.note_reply();
-                checked(value)
+                let reply = checked(value);
+                if let Err(Failure::ErrorReply(text)) = &reply {
+                    self.note_refusal(text);
+                }
+                reply
             }
             Ok(Err(error)) => {
                 let failure = Failure::of(error);
@@ -217,13 +264,14 @@ pub(crate) fn script_call(script: &Script, keys: usize) -> Cmd {
 fn push_handler<P: Protocol>(
     protocol: Arc<P>,
     health: Arc<Health>,
+    primary: Option<Primary>,
 ) -> impl Fn(PushInfo) -> Result<(), std::convert::Infallible> + Send + Sync + 'static {
     move |push| {
         match push.kind {
             PushKind::Disconnection => health.close(),
             PushKind::Message => {
                 if let Some((channel, payload)) = replies::message(&push.data) {
-                    protocol.handle_message(channel, payload);
+                    protocol.handle_message(channel, payload, primary.as_ref());
                 }
             }
             _ => {}

@@ -89,7 +89,7 @@ const NO_EVAL: &str = "the user may not run `EVAL`: `leasehold acl redis` prints
 
 const TOO_MANY_CLIENTS: &str = "max number of clients";
 
-const NO_CLUSTER: &str =
+pub(crate) const NO_CLUSTER: &str =
     "the server belongs to a Redis Cluster, which is not supported yet: use a server without `cluster-enabled`";
 
 const LACKS_COMMAND: &str = "the server does not know a required command, or its configuration renames or removes it \
@@ -151,7 +151,7 @@ const REFUSALS: &[(&str, ErrorKind, &str)] = {
         (
             "Function not found",
             Unsupported,
-            "the server lacks Leasehold's functions of this version: `leasehold functions redis | redis-cli -x \
+            "the server does not have this version of Leasehold's functions: `leasehold functions redis | redis-cli -x \
              FUNCTION LOAD` loads them",
         ),
         ("FCALL", Unsupported, "the server has no functions: leave out `scripts=functions`, or use Redis 7.0 or later"),

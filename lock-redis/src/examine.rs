@@ -23,7 +23,11 @@ const FAR_APART: Duration = Duration::from_secs(1);
 impl RedisBackend {
     pub(crate) async fn checks(&self) -> Result<Vec<Check>> {
         let (connection, until) = self.connection().await?;
-        checks_of(&connection, until).await
+        let mut checks = checks_of(&connection, until).await?;
+        if let Some(sentinels) = self.shared.endpoint.sentinels() {
+            checks.extend(sentinels.checks(until).await?);
+        }
+        Ok(checks)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::connection::{Connection, script_call};
 use crate::errors::Failure;
 use crate::replies::{self, Acquired};
 use crate::run::Run;
+use crate::sentinel::half_until;
 use crate::shared::{Shared, millis};
 
 /// A request for one lock.
@@ -72,6 +73,12 @@ pub(crate) enum ReplyBody {
     Released(bool),
 }
 
+impl Reply {
+    const fn is_grant(&self) -> bool {
+        matches!(self.body, ReplyBody::Acquired(Acquired::Granted { .. }))
+    }
+}
+
 /// Sends several requests in one script call, and returns a reply for each. The acquires
 /// [can share a call](Request::can_share_call).
 pub(crate) async fn exchange(connection: &Connection, requests: &[Request], until: Instant) -> Vec<Result<Reply>> {
@@ -79,13 +86,20 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
     let all = |error: Error| requests.iter().map(|_| Err(error.clone())).collect();
     let first = requests.iter().find(|request| request.is_acquire());
     let options = first.and_then(Request::options);
-    let quarantine = match connection.prepare(options.map_or(Duration::ZERO, |options| options.ttl), until).await {
+    let ttl = options.map_or(Duration::ZERO, |options| options.ttl);
+    let quarantine = match connection.prepare(ttl, until).await {
         Ok(quarantine) => quarantine,
         Err(error) => return all(error),
     };
     let run = connection.run_read();
-    // During a quarantine, releases are still sent: ending a lease makes no second holder.
-    let is_sent = |request: &&Request| quarantine.is_none() || !request.is_acquire();
+    let mut barred = quarantine.map(|wait| quarantined(connection.address(), wait));
+    if let (None, Some(_), Some(primary)) = (&barred, options, connection.primary()) {
+        // Leaves time for the releases of this call.
+        primary.ask(ttl, half_until(until)).await;
+        barred = primary.check(ttl, primary.now()).err();
+    }
+    // Releases are sent nevertheless: ending a lease makes no second holder.
+    let is_sent = |request: &&Request| barred.is_none() || !request.is_acquire();
     let acquires = requests.iter().filter(is_sent).filter(|request| request.is_acquire());
     let releases = requests.iter().filter(|request| !request.is_acquire());
     let (number, count) = (acquires.clone().count(), requests.iter().filter(is_sent).count());
@@ -123,11 +137,11 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
     // The replies are in the order of the call, acquires first. They are returned in the order of `requests`.
     let (first, second) = replies_by_lock.split_at(number.min(replies_by_lock.len()));
     let (mut first, mut second) = (first.iter(), second.iter());
-    requests
+    let mut replies: Vec<_> = requests
         .iter()
         .map(|request| {
-            let body = match (request.is_acquire(), quarantine) {
-                (true, Some(wait)) => return Err(quarantined(&shared.endpoint.address, wait)),
+            let body = match (request.is_acquire(), &barred) {
+                (true, Some(error)) => return Err(error.clone()),
                 (true, None) => first.next().and_then(replies::acquired).map(|body| body.map(ReplyBody::Acquired)),
                 (false, _) => second.next().and_then(replies::released).map(|body| body.map(ReplyBody::Released)),
             };
@@ -137,5 +151,13 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
                 None => Err(Failure::UnexpectedReply.into()),
             }
         })
-        .collect()
+        .collect();
+    if let Some(primary) = connection.primary()
+        && replies.iter().flatten().any(Reply::is_grant)
+        && let Err(error) = primary.confirm_grant(until).await
+    {
+        let is_grant = |reply: &&mut Result<Reply>| reply.as_ref().is_ok_and(Reply::is_grant);
+        replies.iter_mut().filter(is_grant).for_each(|reply| *reply = Err(error.clone()));
+    }
+    replies
 }

@@ -1,7 +1,8 @@
 #![doc = include_str!("../README.md")]
 #![warn(clippy::exhaustive_enums)]
 
-// The protocol of a single server in short. Format and words: `scripts/prelude.lua`. That of a quorum: `quorum.rs`.
+// The protocol of a single server in short. Format and words: `scripts/prelude.lua`. What Sentinels add:
+// `sentinel.rs`. That of a quorum: `quorum.rs`.
 //
 //   <prefix>{<name>}               the record of a lock: deadline, fencing token, owner, holder information
 //   <prefix>{<name>}:q             its queue, a hash that exists only while clients wait
@@ -46,6 +47,7 @@ mod replies;
 mod reply;
 mod run;
 mod scripts;
+mod sentinel;
 mod server_clock;
 mod settings;
 mod shared;

@@ -199,6 +199,11 @@ async fn serve<P: Protocol>(manager: &Inner<P>, connection: Arc<Connection<P>>, 
     tokio::select! {
         () = driver.ended() => connection.close(),
         () = connection.closed() => {}
+        () = connection.replaced() => {
+            let address = connection.address();
+            tracing::info!(backend = crate::errors::BACKEND, address, "the Sentinels name another primary");
+            connection.close();
+        }
         () = manager.batcher.flush(&connection) => {}
     }
     manager.state.send_modify(|state| state.connection = None);

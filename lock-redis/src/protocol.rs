@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use crate::connection::Connection;
 use crate::endpoint::Endpoint;
 use crate::errors::Failure;
+use crate::sentinel::Primary;
 
 /// The requests and replies of one kind of backend to one server.
 pub(crate) trait Protocol: Send + Sync + Sized + 'static {
@@ -32,8 +33,8 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     /// The channels to which the connection of the keeper subscribes.
     fn channels(&self) -> Vec<String>;
 
-    /// Handles a message on one of these channels.
-    fn handle_message(&self, channel: &[u8], payload: &[u8]);
+    /// Handles a message on one of these channels, of this server if Sentinels named it.
+    fn handle_message(&self, channel: &[u8], payload: &[u8], primary: Option<&Primary>);
 
     /// Checks on a new connection that the server can be used. The outer error is that of the connection, the inner one
     /// that of the server.

@@ -102,6 +102,11 @@ impl Lease {
         self.granted(token, confirmed);
     }
 
+    /// Whether this client was told of this grant.
+    pub(crate) fn has(&self, granted: u64) -> bool {
+        matches!(*lock(&self.0), State::Held { token, .. } if token == granted)
+    }
+
     /// The server says that the claim has no lease.
     pub(crate) fn lost(&self) {
         let mut state = lock(&self.0);

@@ -41,6 +41,8 @@ pub(crate) struct Server {
     pub(crate) state: State,
     pub(crate) version: (u32, u32),
     pub(crate) eviction: String,
+    /// It is a node of a Redis Cluster.
+    pub(crate) is_cluster: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -171,7 +173,7 @@ fn is_none(value: &Value) -> bool {
 
 pub(crate) fn server(value: Value) -> Option<Server> {
     let Value::Array(parts) = value else { return None };
-    let [id, uptime, now, key, version, eviction, role, former_history, offset] = &parts[..] else { return None };
+    let [id, uptime, now, key, version, eviction, role, former_history, offset, mode] = &parts[..] else { return None };
     let version = text(version)?;
     let mut numbers = version.split('.').map(str::parse);
     let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);
@@ -185,7 +187,7 @@ pub(crate) fn server(value: Value) -> Option<Server> {
         former_history: text(former_history)?,
         has_replicated: text(offset)? != "0",
     };
-    Some(Server { state, version, eviction: text(eviction)? })
+    Some(Server { state, version, eviction: text(eviction)?, is_cluster: text(mode)? == "cluster" })
 }
 
 /// The channel and the payload of a message.

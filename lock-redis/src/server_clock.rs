@@ -16,6 +16,8 @@ const STEP: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub(crate) struct ServerClock {
     last: Mutex<Option<Offset>>,
+    /// The address of the server.
+    server: Mutex<String>,
 }
 
 /// The server's clock minus the client's, in µs: between `low` and `high`, measured at `at`.
@@ -27,6 +29,15 @@ struct Offset {
 }
 
 impl ServerClock {
+    /// The client is connected to this server. Another one has another clock, which is no step.
+    pub(crate) fn connected(&self, address: &str) {
+        let mut server = lock(&self.server);
+        if *server != address {
+            address.clone_into(&mut server);
+            *lock(&self.last) = None;
+        }
+    }
+
     /// Takes the time of a reply in µs, and the stamps around the request. Logs a warning once per step.
     pub(crate) fn observe(&self, server: i64, sent: Stamp, received: Stamp) {
         if let Some(step) = self.step(server, sent, received) {
@@ -93,5 +104,16 @@ mod tests {
         assert_eq!(clock.step(day + 12_850_000, at(12_050), at(12_300)), None);
         assert_eq!(clock.step(day + 73_200_000, at(12_400), at(12_401)), None);
         assert!(clock.step(day + 13_300_000, at(12_500), at(12_501)).unwrap() < -59_000_000);
+    }
+
+    #[test]
+    fn the_clock_of_another_server_is_no_step() {
+        let clock = ServerClock::default();
+        clock.connected("one:1");
+        assert_eq!(clock.step(0, at(0), at(1)), None);
+        clock.connected("two:1");
+        assert_eq!(clock.step(9_000_000, at(2), at(3)), None);
+        clock.connected("two:1");
+        assert!(clock.step(0, at(4), at(5)).is_some());
     }
 }

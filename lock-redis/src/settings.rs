@@ -7,14 +7,19 @@ use leasehold_core::backend::kit::{CommonSettings, Connecting, OnRestart, StoreU
 use leasehold_core::{Error, Result};
 use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
 
+use crate::endpoint::Endpoint;
 use crate::errors::BACKEND;
 use crate::scripts::ScriptCalls;
+use crate::sentinel::{self, Address};
 #[cfg(feature = "tls")]
 use crate::tls::client;
 
 /// The URL schemes of this build, for error messages.
-pub const SCHEMES: &[&str] =
-    if cfg!(feature = "tls") { &["redis://", "rediss://", "redis+unix://"] } else { &["redis://", "redis+unix://"] };
+pub const SCHEMES: &[&str] = if cfg!(feature = "tls") {
+    &["redis://", "rediss://", "redis+unix://", "redis+sentinel://", "rediss+sentinel://"]
+} else {
+    &["redis://", "redis+unix://", "redis+sentinel://"]
+};
 
 /// What to do if the server may evict keys, and with them a held lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -89,8 +94,18 @@ pub(crate) fn check_prefix(prefix: &str) -> Result<()> {
     Ok(())
 }
 
-/// Parses a URL into a client and the settings. No error contains any part of a password.
-pub(crate) fn read_url(text: &str) -> Result<(redis::Client, TlsFiles, Settings)> {
+/// Parses a URL into the server and the settings. No error contains any part of a password.
+pub(crate) fn read_url(text: &str) -> Result<(Endpoint, Settings)> {
+    if sentinel::SCHEMES.iter().chain(&["rediss+sentinel://"]).any(|scheme| text.starts_with(scheme)) {
+        return sentinel::read(text);
+    }
+    let (client, tls, settings) = read_address(text)?;
+    let endpoint = Endpoint::new(&client, tls, settings.timeout, settings.connect_timeout)?;
+    Ok((endpoint, settings))
+}
+
+/// Parses the URL of one server.
+fn read_address(text: &str) -> Result<(redis::Client, TlsFiles, Settings)> {
     if !cfg!(feature = "tls") && text.starts_with("rediss://") {
         return Err(Error::invalid(
             "`rediss://` needs the feature `tls` of leasehold-redis, which is `redis-tls` of leasehold",
@@ -141,6 +156,40 @@ pub(crate) fn client_of(url: Url, tls: &TlsFiles) -> Result<redis::Client> {
         Error::invalid(format!("the Redis URL cannot be used{detail}")).with_source(why)
     })?;
     client(info, tls)
+}
+
+/// How to log in to each of several hosts.
+pub(crate) struct Login<'a> {
+    pub(crate) is_tls: bool,
+    /// User and password.
+    pub(crate) user: Option<&'a (String, String)>,
+    pub(crate) database: &'a str,
+}
+
+/// The client of one of several hosts.
+pub(crate) fn client_of_host((host, port): &(String, u16), login: &Login<'_>, tls: &TlsFiles) -> Result<redis::Client> {
+    let scheme = if login.is_tls { "rediss" } else { "redis" };
+    let mut one = Url::parse(&format!("{scheme}://{host}:{port}/{}", login.database))
+        .map_err(|why| Error::invalid(format!("a host in the Redis URL cannot be used: {why}")))?;
+    if let Some((name, password)) = login.user {
+        // A URL with a host takes both.
+        let _ = one.set_username(name);
+        let _ = one.set_password(Some(password));
+    }
+    client_of(one, tls)
+}
+
+/// The same client with another address, which the server of the Sentinels has now.
+pub(crate) fn moved(client: &redis::Client, to: &Address) -> Result<redis::Client> {
+    let info = client.get_connection_info();
+    let (host, port) = (to.host.clone(), to.port);
+    let addr = match info.addr().clone() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host, port, insecure, tls_params }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    open(info.clone().set_addr(addr))
 }
 
 /// Without TLS there are no files.
@@ -204,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_url_carries_every_setting() {
-        let (client, _, settings) = read_url(
+        let (client, _, settings) = read_address(
             "redis://u:p%40ss@localhost:7000/3?prefix=app%3A&timeout=250ms&connect_timeout=5s&retention=2h&\
              restart=trust&eviction=warn&scripts=functions",
         )
@@ -223,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_unix_socket_has_database_user_and_password_as_parameters() {
-        let (client, ..) = read_url("redis+unix:///run/redis.sock?db=2&user=u&pass=secret&timeout=1s").unwrap();
+        let (client, ..) = read_address("redis+unix:///run/redis.sock?db=2&user=u&pass=secret&timeout=1s").unwrap();
         assert_eq!(address(&client), "/run/redis.sock");
         let server = client.get_connection_info().redis_settings();
         assert_eq!((server.db(), server.username(), server.password()), (2, Some("u"), Some("secret")));
@@ -253,7 +302,7 @@ mod tests {
             ("redis://user:12#hunter2@localhost", "%23"),
             ("redis://:hunter2@local host", "cannot be read"),
         ] {
-            let error = read_url(url).unwrap_err();
+            let error = read_address(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
             let text = format!("{error} {error:?}");
             assert!(text.contains(hint), "{url}: {text}");
@@ -264,7 +313,7 @@ mod tests {
     #[cfg(not(feature = "tls"))]
     #[test]
     fn tls_without_the_feature_names_it() {
-        let text = read_url("rediss://localhost").unwrap_err().to_string();
+        let text = read_address("rediss://localhost").unwrap_err().to_string();
         assert!(text.contains("`tls`") && text.contains("`redis-tls`"), "{text}");
     }
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use leasehold_core::Result;
+use leasehold_core::backend::kit::Attachment;
 use leasehold_core::backend::kit::restart::Epoch;
-use leasehold_core::backend::kit::{Attachment, TlsFiles};
 use leasehold_core::backend::{Claim, CoreHandle};
 
 use crate::endpoint::Endpoint;
@@ -30,9 +30,9 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(client: &redis::Client, tls: TlsFiles, settings: Settings) -> Result<Self> {
-        Ok(Self {
-            endpoint: Endpoint::new(client, tls, settings.timeout, settings.connect_timeout)?,
+    pub(crate) fn new(endpoint: Endpoint, settings: Settings) -> Self {
+        Self {
+            endpoint,
             keys: Keys::new(&settings.prefix, rand::random()),
             scripts: Scripts::new(settings.scripts),
             core: Attachment::new(),
@@ -40,7 +40,7 @@ impl Shared {
             replacements: AtomicU64::new(0),
             server_clock: ServerClock::default(),
             settings,
-        })
+        }
     }
 
     pub(crate) fn core(&self) -> Result<&CoreHandle> {

@@ -7,16 +7,17 @@ use std::time::Duration;
 use leasehold_core::backend::kit::restart::{CheckContext, Decision, Quarantine, UnknownFormat};
 use leasehold_core::backend::kit::{Attachment, lock};
 use leasehold_core::backend::{Event, OwnerToken};
-use leasehold_core::{Error, FencingToken, Result};
+use leasehold_core::{Error, ErrorKind, FencingToken, Result};
 use tokio::time::Instant;
 
 use crate::connection::{Connection, script_call};
-use crate::endpoint::Endpoint;
-use crate::errors::{Failure, not_connected, refused};
+use crate::endpoint::{Endpoint, check_requirements};
+use crate::errors::{Failure, NO_CLUSTER, not_connected, refused};
 use crate::exchange::{Reply, Request, exchange};
 use crate::protocol::Protocol;
 use crate::replies;
 use crate::run::Run;
+use crate::sentinel::{Primary, is_sentinel, lasting};
 use crate::shared::Shared;
 
 /// What a connection has read of the server.
@@ -49,16 +50,34 @@ impl Protocol for Shared {
         vec![self.keys.channel.clone(), self.keys.epoch_channel()]
     }
 
-    fn handle_message(&self, channel: &[u8], payload: &[u8]) {
+    fn handle_message(&self, channel: &[u8], payload: &[u8], primary: Option<&Primary>) {
         if channel == self.keys.epoch_channel().as_bytes() {
             lock(&self.epoch).receive(&String::from_utf8_lossy(payload), Instant::now());
         } else if let (Some(core), Some(event)) = (self.core.get(), event(payload)) {
-            core.event(event);
+            match (event, primary) {
+                (event @ Event::Granted { .. }, Some(primary)) => {
+                    let (core, primary, until) = (core.clone(), primary.clone(), Instant::now() + self.bound());
+                    tokio::spawn(async move {
+                        // Otherwise the next renewal of the place finds the grant.
+                        if primary.confirm_grant(until).await.is_ok() {
+                            core.event(event);
+                        }
+                    });
+                }
+                (event, _) => core.event(event),
+            }
         }
     }
 
     async fn check(connection: &Connection, until: Instant) -> Result<Result<()>, Failure> {
-        connection.check_server(Duration::ZERO, until).await
+        connection.protocol().server_clock.connected(connection.address());
+        match connection.check_server(Duration::ZERO, until).await {
+            Err(Failure::ErrorReply(text)) if text.contains("unknown command") => {
+                let sentinel = is_sentinel(connection, until).await;
+                sentinel.map_or(Err(Failure::ErrorReply(text)), |error| Ok(Err(error)))
+            }
+            checked => checked,
+        }
     }
 
     fn has_options(request: &Request) -> bool {
@@ -90,6 +109,8 @@ impl Connection {
     /// # Errors
     /// The ttl could not be published, so the call must not be made.
     pub(crate) async fn prepare(&self, ttl: Duration, until: Instant) -> Result<Option<Duration>> {
+        // What others have to know is for how long a lease of this ttl may be believed in.
+        let ttl = if self.primary().is_some() { lasting(ttl) } else { ttl };
         let now = Instant::now();
         let unknown = lock(&self.protocol().epoch).needs_reading(ttl, now);
         let is_outdated = {
@@ -97,7 +118,7 @@ impl Connection {
             session.replacements != self.replacements() || session.quarantine.needs_reading(ttl, now)
         };
         if unknown || is_outdated {
-            let lost = |failure| not_connected(failure, &self.protocol().endpoint.address);
+            let lost = |failure| not_connected(failure, self.address());
             self.check_server(ttl, until).await.map_err(lost)??;
         }
         let quarantine = lock(self.session()).quarantine;
@@ -121,6 +142,7 @@ impl Connection {
     /// The error for an error reply. A server that has become a replica is read again before the next call, because it
     /// may be promoted again. So is one that is in another run than the one that was read.
     pub(crate) fn refused(&self, text: &str) -> Error {
+        self.note_refusal(text);
         if text.contains("READONLY") || text.contains("OTHERRUN") {
             self.note_replacement();
         }
@@ -143,12 +165,25 @@ impl Connection {
                 call.arg(read).arg(new).arg(shared.keys.epoch_channel());
             }
             let value = self.run(&shared.scripts.epoch, &call, until).await?;
-            let server = replies::server(value).ok_or(Failure::UnexpectedReply)?;
+            let mut server = replies::server(value).ok_or(Failure::UnexpectedReply)?;
             let on_eviction = shared.settings.on_eviction;
             if write.is_none()
-                && let Err(error) = shared.endpoint.check_requirements(server.version, &server.eviction, on_eviction)
+                && let Err(error) = check_requirements(self.address(), server.version, &server.eviction, on_eviction)
             {
                 return Ok(Err(error));
+            }
+            if server.is_cluster {
+                let text = format!("{NO_CLUSTER} ({})", self.address());
+                return Ok(Err(Error::new(ErrorKind::Unsupported, text)));
+            }
+            if self.primary().is_some() {
+                if server.state.is_replica {
+                    self.close();
+                    let text = format!("the server at {}, which the Sentinels name, is a replica", self.address());
+                    return Ok(Err(Error::new(ErrorKind::Unavailable, text)));
+                }
+                // Sentinels may name a server that has long been up. Its uptime says nothing about its predecessor.
+                server.state.has_replicated = true;
             }
             if server.state.is_replica {
                 // It may be promoted while connections stay open, and may lack leases by then.
@@ -171,7 +206,7 @@ impl Connection {
                 Err(UnknownFormat) => return Ok(Err(refused(&format!("UNKNOWNFORMAT of the key {key}")))),
             }
         };
-        let quarantine = Quarantine::new(grants, Instant::now(), crate::errors::BACKEND, &shared.endpoint.address);
+        let quarantine = Quarantine::new(grants, Instant::now(), crate::errors::BACKEND, self.address());
         *lock(self.session()) = Session { quarantine, run: Some(Arc::new(run)), replacements };
         Ok(Ok(()))
     }

@@ -4,17 +4,19 @@ mod support;
 
 use leasehold_core::{ErrorKind, LockClient};
 use leasehold_redis::{QuorumBackend, RedisBackend};
-use leasehold_test_servers::certificates;
+use leasehold_test_servers::{RedisSettings, certificates};
 use support::Redis;
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port()
+}
 
 #[tokio::test]
 async fn a_lock_over_tls() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
     let file = |name: &str| folder.path().join(name).display().to_string();
-    let port =
-        std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
-    let (port, ca, cert, key) = (port.to_string(), file("ca.pem"), file("own.pem"), file("own.key"));
+    let (port, ca, cert, key) = (free_port().to_string(), file("ca.pem"), file("own.pem"), file("own.key"));
     let files = ["--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
     let options = ["--tls-port", &port, "--bind", "127.0.0.1", "--tls-auth-clients", "yes"];
     let _server = Redis::start(&[&options[..], &files].concat());
@@ -43,9 +45,7 @@ async fn a_quorum_over_tls() {
     let file = |name: &str| folder.path().join(name).display().to_string();
     let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
     let start = |_| {
-        let port =
-            std::net::TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
-        let port = port.to_string();
+        let port = free_port().to_string();
         let files = ["--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
         let options = ["--tls-port", &port, "--bind", "127.0.0.1", "--tls-auth-clients", "yes"];
         (Redis::start(&[&options[..], &files].concat()), format!("localhost:{port}"))
@@ -61,4 +61,44 @@ async fn a_quorum_over_tls() {
     let error = QuorumBackend::connect(&plain).await.expect_err("a certificate is missing");
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     drop(servers);
+}
+
+/// The Sentinel names the server by its host name, for which the certificate is valid.
+#[tokio::test]
+async fn a_lock_over_tls_behind_a_sentinel() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
+    let start = |settings: RedisSettings, port: u16| {
+        let lines = [
+            format!("tls-port {port}"),
+            format!("tls-cert-file {cert}"),
+            format!("tls-key-file {key}"),
+            format!("tls-ca-cert-file {ca}"),
+            "tls-replication yes".to_owned(),
+        ];
+        lines.into_iter().fold(settings, RedisSettings::line).start().unwrap_or_else(|error| panic!("{error}"))
+    };
+    let (port, sentinel_port) = (free_port(), free_port());
+    let _server = start(RedisSettings::new(), port);
+    let names = ["sentinel resolve-hostnames yes", "sentinel announce-hostnames yes"];
+    let sentinel = names.into_iter().fold(RedisSettings::new().sentinel(), RedisSettings::line);
+    let sentinel = start(sentinel, sentinel_port);
+    sentinel.command(&["SENTINEL", "MONITOR", "mymaster", "localhost", &port.to_string(), "1"]).expect("a primary");
+
+    let files = format!("timeout=5s&ca={ca}&cert={cert}&key={key}");
+    let plain = sentinel.addr();
+    for url in [
+        format!("rediss+sentinel://localhost:{sentinel_port}/mymaster?{files}"),
+        format!("rediss+sentinel://{plain}/mymaster?sentinel_tls=off&{files}"),
+    ] {
+        let client =
+            LockClient::new(RedisBackend::connect(&url).await.unwrap_or_else(|error| panic!("{url}: {error:?}")));
+        client.lock("job").acquire().await.expect("a lock").release().await.expect("a release");
+        client.shutdown().await.expect("an end");
+    }
+    let unknown =
+        RedisBackend::connect(&format!("rediss+sentinel://localhost:{sentinel_port}/mymaster?timeout=5s")).await;
+    assert_eq!(unknown.expect_err("an authority that is not the system's").kind(), ErrorKind::Unavailable);
 }

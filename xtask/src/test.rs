@@ -58,7 +58,7 @@ const BACKENDS: &[Backend] = &[
     Backend {
         name: "redis",
         feature: Some("redis"),
-        targets: &["redis", "redis_quorum", "processes"],
+        targets: &["redis", "redis_quorum", "redis_sentinel", "processes"],
         needs: &[needs::REDIS],
         named_server: None,
     },
@@ -138,6 +138,7 @@ const WEIGHTS: &[(&str, Weight)] = &[
     ("zk_ensemble", Weight { threads: 2, percent: ALONE }),
     ("etcd_cluster", Weight { threads: 2, percent: ALONE }),
     ("redis_quorum", Weight { threads: 4, percent: ALONE }),
+    ("redis_sentinel", Weight { threads: 4, percent: ALONE }),
     ("zk", Weight { threads: 4, percent: ALONE }),
     ("etcd", Weight { threads: 4, percent: ALONE }),
     ("mysql_for_update", Weight { threads: 6, percent: ALONE }),

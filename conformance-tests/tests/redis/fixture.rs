@@ -34,31 +34,39 @@ pub(super) trait Setup: Send + Sync + 'static {
     const PASSWORD: &'static str;
     /// The prefix of keys and channels.
     const PREFIX: &'static str;
+    /// How clients find the server.
+    type Access: Access;
 }
 
-/// The default user without a password, and the default prefix, for the tests that are specific to Redis.
-pub(super) struct Plain;
+/// What a URL says about where the server is.
+pub(super) trait Access: Send + Sync + 'static {
+    const SCHEME: &'static str;
+    /// [`Fixture::back_within`].
+    const BACK_WITHIN: Duration = Duration::from_secs(2);
 
-impl Setup for Plain {
-    const USER: &'static str = "default";
-    const PASSWORD: &'static str = "";
-    const PREFIX: &'static str = "leasehold:";
+    /// Of a server, and of the proxy on the path to it.
+    fn new(server: SocketAddr, proxy: SocketAddr) -> Self;
+
+    /// The hosts and the path of the URL by which clients reach this one of the two.
+    fn location(&self, addr: SocketAddr) -> String;
 }
 
 /// For the suite: a user with the least permissions, so that every case proves that they are enough, and a prefix with
 /// a character that is a wildcard in patterns of Redis.
-pub(super) struct Guarded;
+pub(super) struct Guarded<A>(PhantomData<A>);
 
-impl Setup for Guarded {
+impl<A: Access> Setup for Guarded<A> {
     const USER: &'static str = "locker";
     const PASSWORD: &'static str = "pass-word";
     const PREFIX: &'static str = "team*a:locks:";
+    type Access = A;
 }
 
 /// A redis-server and the path to it.
-pub(super) struct RedisFixture<S> {
+pub(super) struct RedisFixture<S: Setup> {
     server: Mutex<RedisServer>,
     path: TcpPath,
+    access: S::Access,
     /// Started by the first call of `served`, because it slows the server down.
     monitor: Mutex<Option<Monitor>>,
     setup: PhantomData<fn() -> S>,
@@ -72,16 +80,17 @@ impl<S: Setup> RedisFixture<S> {
 
     /// The URL of clients by this route, with these settings on top.
     pub(super) fn url(&self, route: Route, more: &str) -> String {
-        Self::url_of(self.path.addr(route), S::USER, more)
+        self.url_of(route, S::USER, more)
     }
 
-    fn url_of(addr: SocketAddr, user: &str, more: &str) -> String {
+    fn url_of(&self, route: Route, user: &str, more: &str) -> String {
         let user = match S::PASSWORD {
             "" => String::new(),
             password => format!("{user}:{password}@"),
         };
+        let (scheme, location) = (S::Access::SCHEME, self.access.location(self.path.addr(route)));
         let prefix = S::PREFIX;
-        format!("redis://{user}{addr}/?prefix={prefix}&timeout=1s{more}")
+        format!("{scheme}://{user}{location}?prefix={prefix}&timeout=1s{more}")
     }
 
     /// Waits until this many clients have established all their connections, at most for `bound`. Returns whether they
@@ -166,7 +175,8 @@ impl<S: Setup> Fixture for RedisFixture<S> {
         };
         let server = settings.start().unwrap_or_else(|error| panic!("{error}"));
         let path = TcpPath::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
-        Self { server: Mutex::new(server), path, monitor: Mutex::default(), setup: PhantomData }
+        let access = S::Access::new(path.addr(Route::Clear), path.addr(Route::Faulty));
+        Self { server: Mutex::new(server), path, access, monitor: Mutex::default(), setup: PhantomData }
     }
 
     /// Connects if possible, so that a following fault meets a request and not a first connection.
@@ -191,8 +201,7 @@ impl<S: Setup> Fixture for RedisFixture<S> {
 
     async fn operator(&self) -> Arc<dyn LockBackend> {
         let user = if S::PASSWORD.is_empty() { S::USER } else { OPERATOR };
-        let addr = self.server().addr();
-        let backend = RedisBackend::connect(&Self::url_of(addr, user, "")).await;
+        let backend = RedisBackend::connect(&self.url_of(Route::Clear, user, "")).await;
         Arc::new(backend.unwrap_or_else(|error| panic!("no backend for the operator: {error:?}")))
     }
 
@@ -202,6 +211,10 @@ impl<S: Setup> Fixture for RedisFixture<S> {
 
     fn ttl(&self) -> Duration {
         Duration::from_millis(600)
+    }
+
+    fn back_within(&self) -> Duration {
+        S::Access::BACK_WITHIN
     }
 
     async fn connected(&self) {

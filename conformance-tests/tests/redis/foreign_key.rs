@@ -8,7 +8,8 @@ use leasehold_core::backend::{Delivery, RenewReply, RenewRequest};
 use leasehold_core::{ErrorKind, LockName};
 use tokio::task::JoinSet;
 
-use super::fixture::{Plain, Setup as _};
+use super::fixture::Setup as _;
+use super::setups::Plain;
 use super::stored::Stored;
 use super::support::{Redis, case};
 

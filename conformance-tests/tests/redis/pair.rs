@@ -7,7 +7,8 @@ use leasehold_conformance::harness::{Fault, FaultProxy};
 use leasehold_core::{LockClient, LockGuard};
 use leasehold_test_servers::{RedisServer, RedisSettings};
 
-use super::support::{SOON, eventually, hold};
+use super::replication::{received, replicates};
+use super::support::{SOON, hold};
 
 /// The ttl of the lease that the replica lacks.
 pub(super) const TTL: Duration = Duration::from_secs(4);
@@ -49,10 +50,7 @@ impl Pair {
 
     /// Makes a server a replica, which has all data when this returns.
     pub(super) async fn replicates(&self, replica: &RedisServer) {
-        let port = self.link.addr().port().to_string();
-        run(replica, &["REPLICAOF", "127.0.0.1", &port]);
-        let is_linked = || replica.info("replication", "master_link_status").is_ok_and(|status| status == "up");
-        eventually("the replica has the data", is_linked).await;
+        replicates(replica, self.link.addr().port()).await;
     }
 
     pub(super) async fn client(&self, ttl: Duration) -> LockClient {
@@ -72,11 +70,7 @@ impl Pair {
 
     /// From now on the replica does not receive what the primary acknowledges. It has all that was acknowledged before.
     pub(super) async fn cut_off_replica(&self) {
-        // Not by `WAIT`: it counts from the last write of its own connection.
-        let offset = |server: &RedisServer, field| server.info("replication", field).ok()?.parse::<u64>().ok();
-        let acknowledged = offset(&self.primary, "master_repl_offset").expect("an offset");
-        let has_all = || offset(&self.replica, "slave_repl_offset").is_some_and(|received| received >= acknowledged);
-        eventually("the replica has everything", has_all).await;
+        received(&self.primary, &[&self.replica]).await;
         self.link.apply(Fault::DropTraffic);
     }
 

@@ -7,7 +7,8 @@ use leasehold_conformance::{Fixture, Route};
 use leasehold_core::{LockClient, LockClientBuilder};
 
 pub(super) use super::common::{SOON, Stopwatch, eventually, hold};
-use super::fixture::{Plain, RedisFixture};
+use super::fixture::RedisFixture;
+use super::setups::Plain;
 
 pub(super) type Redis = RedisFixture<Plain>;
 

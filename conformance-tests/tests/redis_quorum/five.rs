@@ -32,7 +32,6 @@ fn one_of_five_that_is_slow_or_stopped_slows_no_acquire() {
     case(5, async |mut group| {
         // On a path with a delay, so that it is the round trips that count.
         let client = group.client(TTL, "&longest_ttl=3s").await;
-        group.all_settled().await;
         group.delay_replies(&ALL, Duration::from_millis(20));
         let all = median(&client, "all").await;
         group.delay_replies(&[1], Duration::from_millis(300));

@@ -10,8 +10,9 @@ use leasehold_core::LockName;
 use leasehold_core::backend::LockBackend;
 use leasehold_test_servers::{Monitor, RedisServer, RedisSettings};
 
+use super::group::{first_use, reach_all};
 use super::servers::{Servers, ServersFixture, Store};
-use super::stored::Stored;
+use super::stored::{State, Stored};
 
 pub(super) type ThreeServers = ServersFixture<Quorum>;
 
@@ -111,11 +112,19 @@ impl Store for Quorum {
         format!("redis+quorum://{USER}:{password}@{hosts}/?prefix={PREFIX}&timeout=1s&longest_ttl=30s{more}")
     }
 
+    async fn first_use(url: String, servers: &Mutex<Box<Three>>) {
+        let of = |server: &RedisServer| State::of(server).is_some_and(|state| state.is_settled);
+        first_use(&url, || servers.lock().unwrap_or_else(PoisonError::into_inner).0.iter().all(of)).await;
+    }
+
     async fn backend(url: String, is_reachable: bool) -> Arc<dyn LockBackend> {
         let connected = match is_reachable {
             true => QuorumBackend::connect(&url).await.ok(),
             false => None,
         };
+        if let Some(backend) = &connected {
+            reach_all(backend, 3).await;
+        }
         let lazy = || QuorumBackend::connect_lazy(&url).unwrap_or_else(|error| panic!("no backend: {error:?}"));
         Arc::new(connected.unwrap_or_else(lazy))
     }

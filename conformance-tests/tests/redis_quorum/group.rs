@@ -1,30 +1,25 @@
 //! Servers of a quorum for cases of their own: any number of them, each behind a fault proxy.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::redis::QuorumBackend;
 use leasehold_conformance::harness::{Fault, FaultProxy};
 use leasehold_conformance::{DEADLINE, Data, Direct, run};
+use leasehold_core::backend::{Admin, Claim, Grant, PlaceNumber, RenewRequest};
 use leasehold_core::{LockClient, LockName};
 use leasehold_test_servers::{RedisServer, RedisSettings, Reply};
 
 use super::common::{SOON, eventually};
 use super::fixture::PREFIX;
-use super::stored::{Stored, Vote};
+use super::stored::{State, Stored, Vote};
 
 pub(super) struct Group {
     pub(super) servers: Vec<RedisServer>,
     pub(super) proxies: Vec<FaultProxy>,
-}
-
-/// What a server keeps about itself.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct State {
-    pub(super) floor: u64,
-    pub(super) high: u64,
-    /// It votes in its present run.
-    pub(super) is_settled: bool,
+    /// A client has come.
+    is_used: AtomicBool,
 }
 
 /// Runs a case on this many servers.
@@ -44,6 +39,41 @@ pub(super) fn command(server: &RedisServer, command: &[&str]) -> Reply {
     server.command(command).unwrap_or_else(|error| panic!("{} fails: {error}", command[0]))
 }
 
+/// Waits until a client is connected to all its servers, or for two seconds if it cannot be: it is ready as soon as it
+/// is connected to a majority, and sends nothing to the others until it is connected to them, too.
+pub(super) async fn reach_all(backend: &QuorumBackend, servers: usize) {
+    let until = Instant::now() + Duration::from_secs(2);
+    // What was found on each server that replied.
+    let found = async || {
+        let checks = backend.examine().await.unwrap_or_default();
+        let memory = checks.iter().find(|check| check.about == "memory");
+        memory.map_or(0, |check| check.found.split("; ").count())
+    };
+    while Instant::now() < until && found().await < servers {}
+}
+
+/// Acquires a lock with the votes of all servers. A request that was not sent when a majority has voted is taken back,
+/// and the next renewal asks for the vote.
+pub(super) async fn granted_by_all(
+    client: &Direct,
+    claim: &Claim,
+    ttl: Duration,
+    do_all_vote: impl Fn() -> bool,
+) -> Grant {
+    let grant = client.granted(claim, ttl).await;
+    while !do_all_vote() {
+        client.renew(RenewRequest::new(claim.clone(), PlaceNumber::NONE, ttl)).await;
+    }
+    grant
+}
+
+/// Waits until servers that were never used vote: before that, a client may be granted a lock by a part of them.
+pub(super) async fn first_use(url: &str, do_all_vote: impl Fn() -> bool) {
+    let backend = QuorumBackend::connect(url).await.unwrap_or_else(|error| panic!("not connected: {error:?}"));
+    let _client = Direct::attach(Arc::new(backend));
+    eventually("all servers vote", do_all_vote).await;
+}
+
 /// The URL of servers at these addresses.
 pub(super) fn url(hosts: &[String], more: &str) -> String {
     format!("redis+quorum://{}/?prefix={PREFIX}{more}", hosts.join(","))
@@ -56,7 +86,7 @@ impl Group {
             (0..count).map(start).collect::<std::io::Result<_>>().unwrap_or_else(|error| panic!("{error}"));
         let proxy = |server: &RedisServer| FaultProxy::start(server.addr()).unwrap_or_else(|error| panic!("{error}"));
         let proxies = servers.iter().map(proxy).collect();
-        Self { servers, proxies }
+        Self { servers, proxies, is_used: AtomicBool::new(false) }
     }
 
     /// The addresses of the proxies.
@@ -69,12 +99,22 @@ impl Group {
         url(&self.hosts(), more)
     }
 
-    /// A client that uses only the trait.
+    /// A client that uses only the trait. It reaches all servers, and all of them vote.
     pub(super) async fn direct(&self, more: &str) -> Direct {
         Direct::attach(Arc::new(self.backend(more).await))
     }
 
     pub(super) async fn backend(&self, more: &str) -> QuorumBackend {
+        if !self.is_used.swap(true, Ordering::Relaxed) {
+            first_use(&self.url(more), || self.do_all_vote()).await;
+        }
+        let backend = self.connect(more).await;
+        reach_all(&backend, self.servers.len()).await;
+        backend
+    }
+
+    /// A client that reaches a majority.
+    pub(super) async fn connect(&self, more: &str) -> QuorumBackend {
         QuorumBackend::connect(&self.url(more)).await.unwrap_or_else(|error| panic!("not connected: {error:?}"))
     }
 
@@ -102,25 +142,16 @@ impl Group {
         self.servers[server].start_again(data).expect("a start");
     }
 
-    pub(super) fn run_id(&self, server: usize) -> String {
-        self.servers[server].info("server", "run_id").expect("INFO works")
-    }
-
-    /// `None` if the server has no state.
     pub(super) fn state(&self, server: usize) -> Option<State> {
-        let key = format!("{PREFIX}quorum");
-        let Reply::Bytes(raw) = command(&self.servers[server], &["GET", &key]) else { return None };
-        let number = |at: usize| u64::from_be_bytes(raw[at..at + 8].try_into().expect("eight bytes"));
-        let is_settled = raw[1..41] == *self.run_id(server).as_bytes();
-        Some(State { floor: number(47), high: number(55), is_settled })
+        State::of(&self.servers[server])
     }
 
     pub(super) fn is_settled(&self, server: usize) -> bool {
         self.state(server).is_some_and(|state| state.is_settled)
     }
 
-    pub(super) async fn all_settled(&self) {
-        eventually("all servers vote", || (0..self.servers.len()).all(|server| self.is_settled(server))).await;
+    pub(super) fn do_all_vote(&self) -> bool {
+        (0..self.servers.len()).all(|server| self.is_settled(server))
     }
 
     /// Waits until a client is connected to every server again.

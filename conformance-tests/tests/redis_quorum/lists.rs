@@ -31,7 +31,6 @@ fn other_lists_of_the_servers_are_refused() {
     case(3, async |group| {
         let first = group.client(TTL, "").await;
         hold(&first, "x").await.release().await.expect("a release");
-        group.all_settled().await;
         let hosts = group.hosts();
         let [one, two, three] = &hosts[..] else { panic!("three hosts: {hosts:?}") };
         let list = |hosts: &[&String]| hosts.iter().map(|host| (*host).clone()).collect::<Vec<_>>();
@@ -53,7 +52,6 @@ fn a_server_of_another_list_does_not_stop_the_others() {
     case(3, async |group| {
         let stranger = Group::start(1);
         let _first = group.direct("").await;
-        group.all_settled().await;
         // A state of another number.
         let state = group.servers[0].command(&["DUMP", &format!("{}quorum", super::fixture::PREFIX)]);
         let leasehold_test_servers::Reply::Bytes(state) = state.expect("DUMP works") else { panic!("a state") };

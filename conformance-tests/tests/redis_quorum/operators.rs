@@ -17,6 +17,7 @@ fn a_silent_server_does_not_stop_operators() {
     case(3, async |mut group| {
         let (ann, operator) = (group.client(TTL, "").await, group.client(TTL, "").await);
         let guard = hold(&ann, "seen").await;
+        eventually("all servers vote for it", || group.live(&[0, 1, 2], "seen") == 3).await;
         operator.inspect("seen").await.expect("an answer");
         let connections = |server: &RedisServer| {
             let clients = server.clients().expect("CLIENT LIST works");

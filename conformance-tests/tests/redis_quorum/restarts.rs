@@ -1,5 +1,6 @@
 //! Servers that start, for the first time or again.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::redis::QuorumBackend;
@@ -26,11 +27,12 @@ const SHORTEST: &str = "&longest_ttl=1s";
 fn two_clients_start_at_once() {
     case(3, async |group| {
         for round in 0..8 {
-            let (ann, bob) = tokio::join!(group.direct(SHORTEST), group.direct(SHORTEST));
+            let client = async || Direct::attach(Arc::new(group.connect(SHORTEST).await));
+            let (ann, bob) = tokio::join!(client(), client());
             let stopwatch = Stopwatch::start();
             let (one, other) = (ann.claim(&name("one")), bob.claim(&name("other")));
             tokio::join!(ann.granted(&one, LONGEST_TTL), bob.granted(&other, LONGEST_TTL));
-            group.all_settled().await;
+            eventually("all servers vote", || group.do_all_vote()).await;
             stopwatch.within(Duration::from_secs(1), &format!("round {round}: nobody waits at a first start"));
             drop((ann, bob));
             group.servers.iter().for_each(|server| drop(command(server, &["FLUSHALL"])));
@@ -46,7 +48,7 @@ fn a_server_is_settled_in_the_run_that_was_read() {
         let more = "&timeout=3s&longest_ttl=1s";
         // The second server is settled between the first and the third, and slow.
         group.proxies[1].apply(Fault::Delay { requests: Duration::from_millis(400), replies: Duration::ZERO });
-        let _ann = group.direct(more).await;
+        let _ann = Direct::attach(Arc::new(group.connect(more).await));
         eventually("the first one is settled", || group.is_settled(0)).await;
         let stopwatch = Stopwatch::start();
         group.restart(2, Data::Lost);
@@ -60,7 +62,6 @@ fn a_server_is_settled_in_the_run_that_was_read() {
 fn deleted_data_are_waited_for_again() {
     case(3, async |mut group| {
         let ann = group.direct(SHORTEST).await;
-        group.all_settled().await;
         let use_it = async || {
             ann.granted(&ann.claim(&name("x")), Duration::from_millis(100)).await;
         };
@@ -83,7 +84,6 @@ fn deleted_data_are_waited_for_again() {
 fn nothing_is_read_while_a_server_is_down() {
     case(3, async |mut group| {
         let _ann = group.direct("").await;
-        group.all_settled().await;
         let reads = |command: &str| command.starts_with("\"EVAL") && command.contains("quorum:since");
         group.servers[2].kill().expect("a kill");
         tokio::time::sleep(Duration::from_millis(600)).await;
@@ -102,7 +102,6 @@ fn a_majority_is_restarted(data: Data) {
         let (ann, bob) = (group.client(ttl, "&longest_ttl=3s").await, group.direct("&longest_ttl=3s").await);
         let guard = hold(&ann, "held").await;
         let kept = group.votes(&[0], "held")[0].clone().expect("a vote").owner;
-        group.all_settled().await;
         for server in [0, 1] {
             group.servers[server].kill().expect("a kill");
         }
@@ -179,7 +178,6 @@ async fn granted_at_once(client: &Direct) -> u64 {
 fn a_newcomer_waits_for_a_restart_that_others_have_seen() {
     case(3, async |mut group: Group| {
         let ann = group.direct("&longest_ttl=2s").await;
-        group.all_settled().await;
         ALL.iter().for_each(|server| group.servers[*server].kill().expect("a kill"));
         ALL.iter().for_each(|server| group.servers[*server].start_again(Data::Lost).expect("a start"));
         let since = format!("{PREFIX}quorum:since");

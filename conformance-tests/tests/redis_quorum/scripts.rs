@@ -32,7 +32,7 @@ pub(super) fn exchange_with(
     operations: &[Operation],
     retention: Duration,
 ) -> String {
-    let mut common = group.run_id(server).into_bytes();
+    let mut common = group.servers[server].info("server", "run_id").expect("INFO works").into_bytes();
     common.extend(u64::try_from(retention.as_micros()).expect("a retention").to_be_bytes());
     let mut packed = Vec::new();
     for Operation { code, ttl, token, vote } in operations {
@@ -65,7 +65,6 @@ fn of(code: u8, vote: u8, token: u64) -> Operation {
 fn a_server_accepts_a_token_only_above_its_fence() {
     case(3, async |group| {
         let _client = group.direct("").await;
-        group.all_settled().await;
         let token = group.state(0).expect("a state").high + 1_000_000;
         let at = |operations: &[Operation]| exchange(&group, 0, "fence", operations);
         assert_eq!(at(&[of(b'v', 1, token), of(b'w', 1, 0)]), "g1");
@@ -83,7 +82,6 @@ fn a_server_accepts_a_token_only_above_its_fence() {
 fn a_record_is_kept_as_long_as_its_tombstone() {
     case(3, async |group| {
         let _client = group.direct("").await;
-        group.all_settled().await;
         let minute = Operation { code: b't', ttl: Duration::from_secs(60), token: 0, vote: 1 };
         assert_eq!(exchange_with(&group, 0, "gone", &[minute], Duration::from_secs(1)), "0");
         let key = Stored::key(&name("gone"));
@@ -99,7 +97,6 @@ fn a_record_is_kept_as_long_as_its_tombstone() {
 fn a_broken_vote_does_not_come_back() {
     case(3, async |mut group| {
         let _client = group.direct("").await;
-        group.all_settled().await;
         let at = |group: &Group, operations: &[Operation]| exchange(group, 0, "broken", operations);
         assert_eq!(at(&group, &[of(b'v', 1, 1), of(b'b', 1, u64::MAX >> 12), of(b'r', 1, 1)]), "vgf");
         assert_eq!(at(&group, &[of(b'j', 1, 1), of(b'v', 1, 1), of(b'J', 1, 1)]), "fdf");
@@ -115,7 +112,6 @@ fn a_broken_vote_does_not_come_back() {
 fn an_exact_renewal_ends_sooner_on_every_way() {
     case(3, async |mut group| {
         let _client = group.direct("").await;
-        group.all_settled().await;
         let left = |group: &Group| group.votes(&[0], "exact")[0].clone().expect("a record").left;
         let second = |code| Operation { code, ttl: Duration::from_secs(1), token: 1, vote: 1 };
         for restarts in [false, true] {

@@ -29,6 +29,26 @@ pub(super) struct Vote {
     pub(super) owner: [u8; 16],
 }
 
+/// What a server keeps about itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct State {
+    pub(super) floor: u64,
+    /// Above each of its fences.
+    pub(super) high: u64,
+    /// It votes in its present run.
+    pub(super) is_settled: bool,
+}
+
+impl State {
+    /// `None` if the server was never used.
+    pub(super) fn of(server: &RedisServer) -> Option<Self> {
+        let Reply::Bytes(raw) = query(server, &["GET", &format!("{PREFIX}quorum")]) else { return None };
+        let run = server.info("server", "run_id").expect("INFO works");
+        // version, run, servers, number, longest ttl, floor, the highest fence
+        Some(Self { floor: number(&raw, 47), high: number(&raw, 55), is_settled: raw[1..41] == *run.as_bytes() })
+    }
+}
+
 fn number(raw: &[u8], at: usize) -> u64 {
     let bytes = raw.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
     u64::from_be_bytes(bytes.unwrap_or_else(|| panic!("eight bytes at {at} of {raw:?}")))

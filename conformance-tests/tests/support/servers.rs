@@ -4,6 +4,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::ops::DerefMut;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -75,6 +76,11 @@ pub(super) trait Store: Send + Sync + Sized + 'static {
     /// A backend with this URL.
     fn backend(url: String, is_reachable: bool) -> impl Future<Output = Arc<dyn LockBackend>> + Send;
 
+    /// Makes servers that were never used what every client but the first one finds.
+    fn first_use(_url: String, _servers: &Mutex<Self::Taken>) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
     /// The number of connections of clients.
     fn connections(servers: &Self::Servers) -> io::Result<u64>;
 
@@ -99,6 +105,8 @@ pub(super) struct ServersFixture<S: Store> {
     servers: Mutex<S::Taken>,
     paths: TcpPaths,
     store: S,
+    /// A client has come.
+    is_used: AtomicBool,
 }
 
 impl<S: Store> ServersFixture<S> {
@@ -147,11 +155,15 @@ impl<S: Store> Fixture for ServersFixture<S> {
         let paths = TcpPaths::start(servers.all().iter().map(|server| server.addr()));
         let paths = paths.unwrap_or_else(|error| panic!("no paths: {error}"));
         let store = S::new(&servers);
-        Self { servers: Mutex::new(servers), paths, store }
+        Self { servers: Mutex::new(servers), paths, store, is_used: AtomicBool::new(false) }
     }
 
     async fn backend(&self, route: Route) -> Arc<dyn LockBackend> {
-        let backend = S::backend(self.url(route, ""), !self.paths.is_broken(route)).await;
+        let is_reachable = !self.paths.is_broken(route);
+        if is_reachable && !self.is_used.swap(true, Ordering::Relaxed) {
+            S::first_use(self.url(Route::Clear, ""), &self.servers).await;
+        }
+        let backend = S::backend(self.url(route, ""), is_reachable).await;
         Arc::new(self.paths.wrap(backend, route))
     }
 

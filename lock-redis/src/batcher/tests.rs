@@ -10,6 +10,7 @@ use leasehold_core::{HolderInfo, LockName};
 
 use super::*;
 use crate::connection::Role;
+use crate::endpoint::Endpoint;
 use crate::exchange::{AcquireOptions, Operation, Reply, Request};
 use crate::manager::ConnectionManager;
 use crate::settings::Settings;
@@ -21,7 +22,9 @@ const BOUND: Duration = Duration::from_secs(1);
 /// A server address on which nothing listens.
 fn shared() -> Arc<Shared> {
     let client = redis::Client::open("redis://127.0.0.1:1").expect("a URL");
-    Arc::new(Shared::new(&client, TlsFiles::default(), Settings::default()).expect("settings"))
+    let settings = Settings::default();
+    let endpoint = Endpoint::new(&client, TlsFiles::default(), settings.timeout, settings.connect_timeout);
+    Arc::new(Shared::new(endpoint.expect("an address"), settings))
 }
 
 fn request(number: u8, operation: Operation) -> Request {

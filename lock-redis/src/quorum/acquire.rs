@@ -276,7 +276,9 @@ impl Acquiring<'_> {
     fn text(&self, absent: &[Absent]) -> String {
         self.backend.describe(|server| {
             let absent = absent.iter().find(|absent| absent.server == server)?;
-            Some(self.errors[server].as_ref().map_or_else(|| absent.why.to_string(), ToString::to_string))
+            // The error of the call says once that its effect is unknown.
+            let text = |error: &Error| error.clone().without_effect().to_string();
+            Some(self.errors[server].as_ref().map_or_else(|| absent.why.to_string(), text))
         })
     }
 

@@ -15,9 +15,10 @@ use super::residues::Residues;
 use super::shared::Shared;
 use super::slot::Slot;
 use crate::connection::{Connection, script_call};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, check_requirements};
 use crate::errors::{Failure, refused};
 use crate::protocol::Protocol;
+use crate::sentinel::Primary;
 
 pub(super) struct Member {
     pub(super) shared: Arc<Shared>,
@@ -83,7 +84,7 @@ impl Member {
             ));
         }
         let on_eviction = self.shared.settings.common.on_eviction;
-        self.endpoint().check_requirements(server.version, &server.eviction, on_eviction)
+        check_requirements(address, server.version, &server.eviction, on_eviction)
     }
 
     /// Notes in the bookkeeping of the claim what the server says.
@@ -197,7 +198,7 @@ impl Protocol for Member {
         Vec::new()
     }
 
-    fn handle_message(&self, _channel: &[u8], _payload: &[u8]) {}
+    fn handle_message(&self, _channel: &[u8], _payload: &[u8], _primary: Option<&Primary>) {}
 
     async fn check(connection: &Connection<Self>, until: Instant) -> Result<Result<()>, Failure> {
         let it = connection.protocol();

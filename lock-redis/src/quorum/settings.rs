@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use leasehold_core::backend::kit::quorum::Quorum;
-use leasehold_core::backend::kit::url::Url;
 use leasehold_core::backend::kit::{Cluster, ClusterUrl, TlsFiles, within};
 use leasehold_core::{Error, Result};
 
-use crate::settings::{Settings, client_of, take_settings};
+use crate::settings::{Login, Settings, client_of_host, take_settings};
 
 /// The schemes of a quorum in this build, for error messages.
 pub(crate) const SCHEMES: &[&str] =
@@ -60,17 +59,8 @@ pub(super) fn read(text: &str) -> Result<(Quorum, Vec<redis::Client>, TlsFiles, 
     if let Some((at, host)) = hosts.iter().enumerate().find(|(at, host)| hosts[..*at].contains(host)) {
         return Err(Error::invalid(format!("server {} of the quorum, {}, is named twice", at + 1, host.0)));
     }
-    let client = |(host, port): &(String, u16)| {
-        let scheme = if is_tls { "rediss" } else { "redis" };
-        let mut one = Url::parse(&format!("{scheme}://{host}:{port}/{path}"))
-            .map_err(|why| Error::invalid(format!("a host in the Redis URL cannot be used: {why}")))?;
-        if let Some((name, password)) = &user {
-            // A URL with a host takes both.
-            let _ = one.set_username(name);
-            let _ = one.set_password(Some(password));
-        }
-        client_of(one, &tls)
-    };
+    let login = Login { is_tls, user: user.as_ref(), database: &path };
+    let client = |host: &(String, u16)| client_of_host(host, &login, &tls);
     let clients = hosts.iter().map(client).collect::<Result<_>>()?;
     Ok((quorum, clients, tls, settings))
 }

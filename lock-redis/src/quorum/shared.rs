@@ -74,8 +74,9 @@ impl Shared {
     ) -> Result<Self> {
         let common = &settings.common;
         let endpoint = |client: &redis::Client| {
-            let endpoint = Endpoint::new(client, tls.clone(), common.timeout, common.connect_timeout)?;
-            Ok(Endpoint { request_timeout: request_timeout(common.timeout), ..endpoint })
+            let mut endpoint = Endpoint::new(client, tls.clone(), common.timeout, common.connect_timeout)?;
+            endpoint.request_timeout = request_timeout(common.timeout);
+            Ok(endpoint)
         };
         let endpoints: Vec<_> = clients.iter().map(endpoint).collect::<Result<_>>()?;
         let addresses = endpoints.iter().map(|endpoint| endpoint.address.clone()).collect();

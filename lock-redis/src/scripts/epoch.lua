@@ -8,7 +8,7 @@
 -- ARGV         nothing; or the value that was read ('' for no key), the value to write, and the channel on which all
 --              clients receive it
 -- replies      run id, uptime in ms, TIME in ms, the key or '', redis_version, maxmemory_policy, role, master_replid2,
---              master_repl_offset; '' for a field that the server does not have
+--              master_repl_offset, redis_mode; '' for a field that the server does not have
 -- promises     The key is written only if nobody has written it since it was read.
 
 local info = redis.call('INFO', 'server') .. redis.call('INFO', 'memory') .. redis.call('INFO', 'replication')
@@ -35,5 +35,6 @@ if ARGV[2] and key == ARGV[1] then
 end
 return {
   field('run_id'), uptime, now, key, field('redis_version'), field('maxmemory_policy'),
-  field('role'), field('master_replid2'), field('master_repl_offset')
+  field('role'), field('master_replid2'), field('master_repl_offset'),
+  field('redis_mode')
 }

@@ -28,6 +28,7 @@ pub struct RedisSettings {
     persistent: bool,
     unix_socket: bool,
     steppable_clock: bool,
+    sentinel: bool,
     lines: Vec<String>,
 }
 
@@ -55,6 +56,14 @@ impl RedisSettings {
     #[must_use]
     pub fn steppable_clock(mut self) -> Self {
         self.steppable_clock = true;
+        self
+    }
+
+    /// It is a Sentinel. It monitors nothing until `SENTINEL MONITOR` says so. It cannot be
+    /// [started again](RedisServer::start_again) with what it has learned.
+    #[must_use]
+    pub fn sentinel(mut self) -> Self {
+        self.sentinel = true;
         self
     }
 
@@ -224,14 +233,16 @@ impl RedisServer {
         Monitor::start(self, filter)
     }
 
-    /// The connections except those of the harness, as `CLIENT LIST` shows them.
+    /// The connections except those of the harness and of Sentinels, as `CLIENT LIST` shows them.
     ///
     /// # Errors
     /// Those of [`command`](Self::command).
     pub fn clients(&self) -> io::Result<Vec<String>> {
         let own = format!("user={HARNESS_USER}");
         let text = self.command(&["CLIENT", "LIST"])?.text();
-        Ok(text.lines().filter(|line| !line.split(' ').any(|part| part == own)).map(str::to_owned).collect())
+        // A Sentinel's connection has its name from its first command on.
+        let is_other = |part: &str| part == own || part == "cmd=NULL" || part.starts_with("name=sentinel-");
+        Ok(text.lines().filter(|line| !line.split(' ').any(is_other)).map(str::to_owned).collect())
     }
 
     /// Starts the process and waits for its first reply.
@@ -239,7 +250,8 @@ impl RedisServer {
         *self.side.get_mut().unwrap_or_else(PoisonError::into_inner) = None;
         let config = self.folder().join("redis.conf");
         std::fs::write(&config, self.config())?;
-        self.process.spawn(Command::new(&self.program).arg(&config))?;
+        let mode = self.settings.sentinel.then_some("--sentinel");
+        self.process.spawn(Command::new(&self.program).arg(&config).args(mode))?;
         while !self.replies() {
             self.process.await_start()?;
         }
@@ -250,7 +262,7 @@ impl RedisServer {
     fn replies(&self) -> bool {
         let id = self.id().map(|id| id.to_string());
         self.info("server", "process_id").is_ok_and(|found| Some(found) == id)
-            && self.info("persistence", "loading").is_ok_and(|loading| loading == "0")
+            && (self.settings.sentinel || self.info("persistence", "loading").is_ok_and(|loading| loading == "0"))
     }
 
     fn config(&self) -> String {
