@@ -162,6 +162,11 @@ impl RedisBackend {
             Renewed::Granted { token, .. } => !Lease::of(&request.claim).has(*token),
             _ => false,
         };
+        let is_lease = |it: &Renewed| matches!(it, Renewed::Held | Renewed::PutBack | Renewed::Granted { .. });
+        let unreplicated = match renewals.iter().any(is_lease) {
+            true => connection.count_replicas(run.clone(), until).await.err(),
+            false => None,
+        };
         let unconfirmed = match primary {
             Some((primary, _)) if requests.iter().zip(&renewals).any(is_new) => {
                 primary.confirm_grant(until).await.err()
@@ -171,6 +176,9 @@ impl RedisBackend {
         let answer = |(request, renewed): (&RenewRequest, Renewed)| {
             // The next renewal finds the grant again.
             if let (Some(why), true) = (&unconfirmed, is_new((request, &renewed))) {
+                return RenewReply::Unknown(why.clone());
+            }
+            if let (Some(why), true) = (&unreplicated, is_lease(&renewed)) {
                 return RenewReply::Unknown(why.clone());
             }
             // A former primary goes on confirming requests for a while.
@@ -230,6 +238,9 @@ impl LockBackend for RedisBackend {
         if self.shared.core.attach(core) {
             if let Some(sentinels) = self.shared.endpoint.sentinels() {
                 sentinels.attach(&keeper);
+            }
+            if let (Some(replicas), Some(core)) = (&self.shared.replicas, self.shared.core.get()) {
+                replicas.attach(core.clone());
             }
             // Connects and subscribes now, or the first waiter would miss its grant. A manager from before the attach
             // has no subscription.

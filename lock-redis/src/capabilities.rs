@@ -9,6 +9,7 @@ use leasehold_core::backend::{
 };
 
 use crate::errors::BACKEND;
+use crate::replicas::MinReplicas;
 use crate::settings::Settings;
 
 /// The most leases in one renew call. More gain nothing, and the server serves no other client meanwhile.
@@ -33,9 +34,12 @@ pub(crate) fn of(settings: &Settings) -> Capabilities {
     it.restart = Restart::KeepsPersisted;
     it.call_bound = settings.timeout;
     it.renew_batch = RENEW_BATCH;
-    it.limits_of_exclusion = match settings.on_restart {
-        OnRestart::Trust => &[STEP, FAILOVER_TRUSTED, FLUSH, EVICTION, RESTART_TRUSTED],
-        OnRestart::Quarantine => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_MISSED],
+    it.limits_of_exclusion = match (settings.on_restart, settings.min_replicas) {
+        (OnRestart::Trust, Some(MinReplicas::All)) => &[STEP, FAILOVER_ALL, FLUSH, EVICTION, RESTART_TRUSTED],
+        (OnRestart::Trust, _) => &[STEP, FAILOVER_TRUSTED, FLUSH, EVICTION, RESTART_TRUSTED],
+        (OnRestart::Quarantine, Some(MinReplicas::All)) => &[STEP, FAILOVER_ALL, FLUSH, EVICTION, RESTART_MISSED],
+        (OnRestart::Quarantine, _) => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_MISSED],
+        (_, Some(MinReplicas::All)) => &[STEP, FAILOVER_ALL, FLUSH, EVICTION, RESTART_MISSED, RESTART_UNKNOWN],
         _ => &[STEP, FAILOVER, FLUSH, EVICTION, RESTART_MISSED, RESTART_UNKNOWN],
     };
     it
@@ -55,6 +59,7 @@ pub(crate) fn behind_sentinels(settings: &Settings) -> Capabilities {
 
 const FAILOVER: &str = "an asynchronous failover promotes a replica while the former primary still confirms requests, \
      or a server is demoted and promoted by hand while a client sends nothing";
+const FAILOVER_ALL: &str = "a failover promotes a replica that was not connected to the primary while the client was";
 const SENTINELS: &str = "clients do not all name all Sentinels in their URLs, or a majority of the Sentinels names a \
      former primary again that no failover has promoted (`SENTINEL REMOVE` and `MONITOR`)";
 const FLUSH: &str = "somebody deletes the lock's keys (FLUSHALL, DEL)";

@@ -42,7 +42,7 @@ pub(crate) struct Connection<P: Protocol = Shared> {
     protocol: Arc<P>,
     mux: MultiplexedConnection,
     health: Arc<Health>,
-    session: P::Session,
+    session: Arc<P::Session>,
     /// The address of the server, for errors and logs.
     address: String,
     /// The server, if Sentinels named it.
@@ -97,15 +97,15 @@ impl<P: Protocol> Connection<P> {
         let endpoint = protocol.endpoint();
         let Target { client, address, primary } = target;
         let lost = |failure| not_connected(failure, &address);
-        let health = Arc::new(Health::new());
+        let (health, session) = (Arc::new(Health::new()), Arc::new(protocol.session()));
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE_BUFFER)
-            .set_push_sender(push_handler(protocol.clone(), health.clone(), primary.clone()));
+            .set_push_sender(push_handler(protocol.clone(), health.clone(), primary.clone(), session.clone()));
         let attempt = endpoint.connecting.attempt(&address);
         let (mux, mut driver) = socket::connect(&client, config, &endpoint.lookups, &attempt).await.map_err(lost)?;
-        let (session, address) = (protocol.session(), address.clone());
+        let address = address.clone();
         let connection = Self { protocol: protocol.clone(), mux, health, session, address, primary };
         let subscribed = async {
             if role == Role::CommandsAndPushes {
@@ -265,13 +265,14 @@ fn push_handler<P: Protocol>(
     protocol: Arc<P>,
     health: Arc<Health>,
     primary: Option<Primary>,
+    session: Arc<P::Session>,
 ) -> impl Fn(PushInfo) -> Result<(), std::convert::Infallible> + Send + Sync + 'static {
     move |push| {
         match push.kind {
             PushKind::Disconnection => health.close(),
             PushKind::Message => {
                 if let Some((channel, payload)) = replies::message(&push.data) {
-                    protocol.handle_message(channel, payload, primary.as_ref());
+                    protocol.handle_message(channel, payload, primary.as_ref(), &session);
                 }
             }
             _ => {}

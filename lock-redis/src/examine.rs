@@ -90,6 +90,13 @@ fn of_info(info: &str) -> Vec<Check> {
             error("the server refuses writes: it has fewer replicas than it requires (`min-replicas-to-write`)"),
         ),
         ("master", 0) => ("no replicas".to_owned(), CheckStatus::Ok),
+        ("master", _) if field("min_slaves_good_slaves") == "unknown" => (
+            format!("{replicas} replicas"),
+            warning(
+                "after a failover, the former primary confirms requests for many seconds, and only fencing tokens \
+                 decide meanwhile: CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 1 make it about one",
+            ),
+        ),
         ("master", _) => (
             format!("{replicas} replicas"),
             warning(

@@ -152,9 +152,8 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
             }
         })
         .collect();
-    if let Some(primary) = connection.primary()
-        && replies.iter().flatten().any(Reply::is_grant)
-        && let Err(error) = primary.confirm_grant(until).await
+    if replies.iter().flatten().any(Reply::is_grant)
+        && let Err(error) = connection.confirm_grant(run, until).await
     {
         let is_grant = |reply: &&mut Result<Reply>| reply.as_ref().is_ok_and(Reply::is_grant);
         replies.iter_mut().filter(is_grant).for_each(|reply| *reply = Err(error.clone()));

@@ -70,6 +70,11 @@ impl Keys {
         format!("{}quorum:since", self.prefix)
     }
 
+    /// The channel of messages that replicas confirm.
+    pub(crate) fn replicas_channel(&self) -> String {
+        format!("{}c:replicas", self.prefix)
+    }
+
     /// The channel on which all clients receive the writes to the epoch key.
     pub(crate) fn epoch_channel(&self) -> String {
         format!("{}c:epoch", self.prefix)
@@ -132,7 +137,7 @@ const READING: &str = "+select +time +info +get +mget +exists +hget +hlen +hgeta
 /// The commands that a client sends (first line), and those that the scripts call (second line). `HELLO` needs no
 /// permission. The client also sends `CLIENT SETINFO` and ignores the reply; servers before 7.2 refuse a rule that
 /// names it.
-const COMMANDS: &str = "+select +subscribe \
+const COMMANDS: &str = "+select +subscribe +wait \
     +time +info +get +mget +set +setrange +del +exists +pexpire +pexpireat +hget +hset +hsetnx +hdel +hgetall +publish";
 
 #[cfg(test)]

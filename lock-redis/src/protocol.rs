@@ -34,7 +34,7 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     fn channels(&self) -> Vec<String>;
 
     /// Handles a message on one of these channels, of this server if Sentinels named it.
-    fn handle_message(&self, channel: &[u8], payload: &[u8], primary: Option<&Primary>);
+    fn handle_message(&self, channel: &[u8], payload: &[u8], primary: Option<&Primary>, session: &Self::Session);
 
     /// Checks on a new connection that the server can be used. The outer error is that of the connection, the inner one
     /// that of the server.

@@ -9,6 +9,7 @@ use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion};
 
 use crate::endpoint::Endpoint;
 use crate::errors::BACKEND;
+use crate::replicas::MinReplicas;
 use crate::scripts::ScriptCalls;
 use crate::sentinel::{self, Address};
 #[cfg(feature = "tls")]
@@ -57,6 +58,8 @@ pub struct Settings {
     pub on_eviction: OnEviction,
     /// How the scripts are called.
     pub scripts: ScriptCalls,
+    /// How many replicas must have a grant or a renewal before it counts. Default `None`: a failover may lose both.
+    pub min_replicas: Option<MinReplicas>,
 }
 
 impl Default for Settings {
@@ -70,6 +73,7 @@ impl Default for Settings {
             on_restart: OnRestart::default(),
             on_eviction: OnEviction::default(),
             scripts: ScriptCalls::default(),
+            min_replicas: None,
         }
     }
 }
@@ -80,6 +84,7 @@ impl Settings {
         check_prefix(&self.prefix)?;
         CommonSettings { timeout: self.timeout, retention: self.retention }.check()?;
         Connecting::check_timeout(self.connect_timeout)?;
+        self.min_replicas.map(MinReplicas::check).transpose()?;
         Ok(self)
     }
 }
@@ -118,7 +123,8 @@ fn read_address(text: &str) -> Result<(redis::Client, TlsFiles, Settings)> {
              certificate authority with `ca=file.pem`",
         ));
     }
-    let settings = take_settings(&mut url)?;
+    let min_replicas = MinReplicas::take(&mut url)?;
+    let settings = Settings { min_replicas, ..take_settings(&mut url)? };
     let mut tls = TlsFiles::default();
     let mut rest: Vec<(&str, String)> = Vec::new();
     match url.url().scheme() {
@@ -255,7 +261,7 @@ mod tests {
     fn a_url_carries_every_setting() {
         let (client, _, settings) = read_address(
             "redis://u:p%40ss@localhost:7000/3?prefix=app%3A&timeout=250ms&connect_timeout=5s&retention=2h&\
-             restart=trust&eviction=warn&scripts=functions",
+             restart=trust&eviction=warn&scripts=functions&min_replicas=2",
         )
         .unwrap();
         let info = client.get_connection_info();
@@ -268,6 +274,9 @@ mod tests {
         assert_eq!(settings.retention, Duration::from_secs(7200));
         assert_eq!(settings.on_restart, OnRestart::Trust);
         assert_eq!((settings.on_eviction, settings.scripts), (OnEviction::Warn, ScriptCalls::Functions));
+        assert_eq!(settings.min_replicas, Some(MinReplicas::AtLeast(2)));
+        let (.., all) = read_address("redis://localhost?min_replicas=all").unwrap();
+        assert_eq!(all.min_replicas, Some(MinReplicas::All));
     }
 
     #[test]
@@ -294,6 +303,8 @@ mod tests {
             ("redis://:hunter2@localhost?restart=maybe", "`trust`"),
             ("redis://:hunter2@localhost?eviction=no", "`warn`"),
             ("redis://:hunter2@localhost?scripts=lua", "`functions`"),
+            ("redis://:hunter2@localhost?min_replicas=0", "`all` or a number from 1"),
+            ("redis://:hunter2@localhost?min_replicas=most", "`all` or a number from 1"),
             ("redis://:hunter2@localhost?prefix=", "`prefix`"),
             ("redis://:hunter2@localhost?prefix=a%20b", "space"),
             ("redis://:hunter2@localhost?prefix=%7Btag%7D", "`prefix`"),

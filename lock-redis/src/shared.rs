@@ -1,7 +1,7 @@
 //! State that all connections of one client share.
 
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold_core::Result;
@@ -12,13 +12,14 @@ use leasehold_core::backend::{Claim, CoreHandle};
 use crate::endpoint::Endpoint;
 use crate::exchange::AcquireOptions;
 use crate::keys::Keys;
+use crate::replicas::Replicas;
 use crate::scripts::Scripts;
 use crate::server_clock::ServerClock;
 use crate::settings::Settings;
 
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
-    pub(crate) endpoint: Endpoint,
+    pub(crate) endpoint: Arc<Endpoint>,
     pub(crate) keys: Keys,
     pub(crate) scripts: Scripts,
     pub(crate) core: Attachment,
@@ -27,13 +28,18 @@ pub(crate) struct Shared {
     /// again when it rises: a wait goes on through another connection than the one that saw it.
     pub(crate) replacements: AtomicU64,
     pub(crate) server_clock: ServerClock,
+    /// With `min_replicas`.
+    pub(crate) replicas: Option<Arc<Replicas>>,
 }
 
 impl Shared {
     pub(crate) fn new(endpoint: Endpoint, settings: Settings) -> Self {
+        let (endpoint, keys) = (Arc::new(endpoint), Keys::new(&settings.prefix, rand::random()));
+        let replicas = |enough| Arc::new(Replicas::new(endpoint.clone(), keys.replicas_channel(), enough));
         Self {
+            replicas: settings.min_replicas.map(replicas),
             endpoint,
-            keys: Keys::new(&settings.prefix, rand::random()),
+            keys,
             scripts: Scripts::new(settings.scripts),
             core: Attachment::new(),
             epoch: Mutex::default(),

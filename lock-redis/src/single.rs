@@ -15,9 +15,10 @@ use crate::endpoint::{Endpoint, check_requirements};
 use crate::errors::{Failure, NO_CLUSTER, not_connected, refused};
 use crate::exchange::{Reply, Request, exchange};
 use crate::protocol::Protocol;
+use crate::replicas::{Replicas, is_supported};
 use crate::replies;
 use crate::run::Run;
-use crate::sentinel::{Primary, is_sentinel, lasting};
+use crate::sentinel::{Primary, half_until, is_sentinel, lasting};
 use crate::shared::Shared;
 
 /// What a connection has read of the server.
@@ -50,22 +51,22 @@ impl Protocol for Shared {
         vec![self.keys.channel.clone(), self.keys.epoch_channel()]
     }
 
-    fn handle_message(&self, channel: &[u8], payload: &[u8], primary: Option<&Primary>) {
+    fn handle_message(&self, channel: &[u8], payload: &[u8], primary: Option<&Primary>, session: &Mutex<Session>) {
         if channel == self.keys.epoch_channel().as_bytes() {
             lock(&self.epoch).receive(&String::from_utf8_lossy(payload), Instant::now());
         } else if let (Some(core), Some(event)) = (self.core.get(), event(payload)) {
-            match (event, primary) {
-                (event @ Event::Granted { .. }, Some(primary)) => {
-                    let (core, primary, until) = (core.clone(), primary.clone(), Instant::now() + self.bound());
-                    tokio::spawn(async move {
-                        // Otherwise the next renewal of the place finds the grant.
-                        if primary.confirm_grant(until).await.is_ok() {
-                            core.event(event);
-                        }
-                    });
-                }
-                (event, _) => core.event(event),
+            let is_confirmed = primary.is_some() || self.replicas.is_some();
+            if !is_confirmed || !matches!(event, Event::Granted { .. }) {
+                return core.event(event);
             }
+            let (run, until) = (lock(session).run.clone(), Instant::now() + self.bound());
+            let (core, primary, replicas) = (core.clone(), primary.cloned(), self.replicas.clone());
+            tokio::spawn(async move {
+                // Otherwise the next renewal of the place finds the grant.
+                if confirm(primary.as_ref(), replicas.as_deref(), run, until).await.is_ok() {
+                    core.event(event);
+                }
+            });
         }
     }
 
@@ -76,6 +77,10 @@ impl Protocol for Shared {
                 let sentinel = is_sentinel(connection, until).await;
                 sentinel.map_or(Err(Failure::ErrorReply(text)), |error| Ok(Err(error)))
             }
+            Ok(Ok(())) if connection.protocol().replicas.is_some() => match is_supported(connection, until).await {
+                Err(Failure::ErrorReply(text)) => Ok(Err(refused(&text))),
+                supported => supported.map(Ok),
+            },
             checked => checked,
         }
     }
@@ -93,6 +98,32 @@ impl Protocol for Shared {
     }
 }
 
+/// Checks that a grant counts, which has just arrived from this run of the server. Takes half of the time that is left
+/// at most, so that the others in its call have their replies in time. Cancel safe.
+///
+/// # Errors
+/// `Indeterminate`: too few replicas have it, or the Sentinels do not name the server.
+async fn confirm(
+    primary: Option<&Primary>,
+    replicas: Option<&Replicas>,
+    run: Option<Arc<Run>>,
+    until: Instant,
+) -> Result<()> {
+    let named = async {
+        match primary {
+            Some(primary) => primary.confirm_grant(until).await,
+            None => Ok(()),
+        }
+    };
+    tokio::try_join!(named, count(replicas, run, until)).map(drop)
+}
+
+async fn count(replicas: Option<&Replicas>, run: Option<Arc<Run>>, until: Instant) -> Result<()> {
+    let Some(replicas) = replicas else { return Ok(()) };
+    let unread = || Error::new(ErrorKind::Indeterminate, "the server was not read before its replicas were counted");
+    replicas.have(run.ok_or_else(unread)?, half_until(until)).await
+}
+
 /// Decodes a message on the client's own channel.
 fn event(payload: &[u8]) -> Option<Event> {
     if let Some((owner, place, token)) = replies::handoff(payload) {
@@ -103,6 +134,19 @@ fn event(payload: &[u8]) -> Option<Event> {
 }
 
 impl Connection {
+    /// As [`confirm`].
+    pub(crate) async fn confirm_grant(&self, run: Option<Arc<Run>>, until: Instant) -> Result<()> {
+        confirm(self.primary(), self.protocol().replicas.as_deref(), run, until).await
+    }
+
+    /// Checks that renewals count, whose reply has just arrived. Cancel safe.
+    ///
+    /// # Errors
+    /// `Indeterminate`: too few replicas have them.
+    pub(crate) async fn count_replicas(&self, run: Option<Arc<Run>>, until: Instant) -> Result<()> {
+        count(self.protocol().replicas.as_deref(), run, until).await
+    }
+
     /// Prepares a call with this ttl. Publishes the ttl if other clients may not know that it is in use. Returns the
     /// remaining quarantine, or `None` if new grants are allowed.
     ///

@@ -198,7 +198,7 @@ impl Protocol for Member {
         Vec::new()
     }
 
-    fn handle_message(&self, _channel: &[u8], _payload: &[u8], _primary: Option<&Primary>) {}
+    fn handle_message(&self, _channel: &[u8], _payload: &[u8], _primary: Option<&Primary>, _session: &Self::Session) {}
 
     async fn check(connection: &Connection<Self>, until: Instant) -> Result<Result<()>, Failure> {
         let it = connection.protocol();

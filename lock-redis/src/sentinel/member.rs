@@ -116,7 +116,7 @@ impl Protocol for Sentinel {
         vec![SWITCHES.to_owned()]
     }
 
-    fn handle_message(&self, _channel: &[u8], payload: &[u8], _primary: Option<&Primary>) {
+    fn handle_message(&self, _channel: &[u8], payload: &[u8], _primary: Option<&Primary>, _session: &Self::Session) {
         if payload.split(|byte| *byte == b' ').next() == Some(self.state.name.as_bytes()) {
             self.state.hinted.notify_one();
         }

@@ -7,6 +7,7 @@ use leasehold_core::{Error, Result};
 
 use super::sentinels::Sentinels;
 use crate::endpoint::Endpoint;
+use crate::replicas::MinReplicas;
 use crate::settings::{Login, Settings, client_of_host, take_settings};
 
 /// The schemes of Sentinels in this build, for error messages.
@@ -23,7 +24,8 @@ pub(crate) fn read(text: &str) -> Result<(Endpoint, Settings)> {
     let is_tls = text.starts_with("rediss");
     let mut url = ClusterUrl::parse(text, "Redis", SCHEMES)?;
     let parameters = url.parameters();
-    let settings = take_settings(parameters)?;
+    let min_replicas = MinReplicas::take(parameters)?;
+    let settings = Settings { min_replicas, ..take_settings(parameters)? };
     let login = match (parameters.take("sentinel_user"), parameters.take("sentinel_password")) {
         (None, None) => None,
         (user, Some(password)) => Some((user.unwrap_or_default(), password)),
