@@ -11,6 +11,7 @@ mod redis {
     #[path = "../support/forgetful_path.rs"]
     mod forgetful_path;
     mod forgotten;
+    mod min_replicas;
     mod pair;
     mod promoted;
     mod put_back;
