@@ -93,8 +93,8 @@ fn of_info(info: &str) -> Vec<Check> {
         ("master", _) if field("min_slaves_good_slaves") == "unknown" => (
             format!("{replicas} replicas"),
             warning(
-                "after a failover, the former primary confirms requests for many seconds, and only fencing tokens \
-                 decide meanwhile: CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 1 make it about one",
+                "after a failover, the former primary confirms requests for many seconds: CONFIG SET \
+                 min-replicas-to-write 1 and min-replicas-max-lag 1 make it about one",
             ),
         ),
         ("master", _) => (

@@ -218,7 +218,7 @@ async fn count(connection: &Connection<Counting>, until: Instant) -> Result<Resu
     if have >= i64::from(enough) {
         return Ok(Ok(()));
     }
-    let text = format!("{have} of {enough} replicas have confirmed it (`min_replicas` in the URL)");
+    let text = format!("{have} of {enough} replicas have confirmed the lease (`min_replicas` in the URL)");
     Ok(Err(Error::new(ErrorKind::Unavailable, text)))
 }
 

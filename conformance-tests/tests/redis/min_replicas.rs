@@ -121,7 +121,7 @@ fn a_grant_that_too_few_replicas_have_is_taken_back() {
         guard.release().await.expect("a release");
         let mut last = 0;
         for client in [&two, &all] {
-            is_refused(client, "x", "1 of 2 replicas have confirmed it").await;
+            is_refused(client, "x", "1 of 2 replicas have confirmed the lease").await;
             eventually("it was taken back", || !is_leased(&trio.primary, "x")).await;
             let token = token(&trio.primary, "x");
             assert!(token > last, "{last} was followed by {token}");
@@ -129,13 +129,13 @@ fn a_grant_that_too_few_replicas_have_is_taken_back() {
         }
         // On a connection that has written before, and on one that has not.
         trio.pause(&[0]);
-        is_refused(&one, "x", "0 of 1 replicas have confirmed it").await;
+        is_refused(&one, "x", "0 of 1 replicas have confirmed the lease").await;
         let newcomer = async {
             let url = format!("redis://{}/?timeout=1s&min_replicas=1", trio.primary.addr());
             let backend = RedisBackend::connect(&url).await.expect("the primary replies");
             LockClient::builder(backend).wait(SOON).ttl(TTL).build().expect("a client")
         };
-        is_refused(&newcomer.await, "x", "0 of 1 replicas have confirmed it").await;
+        is_refused(&newcomer.await, "x", "0 of 1 replicas have confirmed the lease").await;
         trio.resume(&[0, 1]);
         let guard = hold(&all, "x").await;
         assert!(guard.fencing_token().get() > last);
