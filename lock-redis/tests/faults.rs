@@ -42,10 +42,13 @@ async fn permissions_are_minimal(server: &Redis, calls: ScriptCalls, more: &str)
     let mut set = vec!["ACL", "SETUSER", "locks", "on", ">secret"];
     set.extend(rules.split(' '));
     server.command(&set).await;
-    let connect = || async { RedisBackend::connect(&format!("{}&user=locks&pass=secret{more}", server.url())).await };
+    let url = format!("{}&user=locks&pass=secret{more}", server.url());
+    let connect = || async { RedisBackend::connect(&url).await };
     let everything = || async {
         server.command(&["FLUSHALL"]).await;
         server.command(&["SCRIPT", "FLUSH"]).await;
+        // This checks that the user may have replicas counted.
+        RedisBackend::connect(&format!("{url}&min_replicas=1")).await?;
         let mut backend = Backend::new(connect().await?);
         let shown = format!("{:?}", backend.inner);
         assert!(!shown.contains("secret"), "{shown}");
