@@ -186,8 +186,7 @@ impl<T> WaitQueue<T> {
                 match error.kind() {
                     // The server may grant the shorter ttl of another acquire.
                     ErrorKind::InvalidInput => self.refuse_ttl(rules, &error, now, out),
-                    ErrorKind::Unsupported | ErrorKind::Auth => self.close(rules, &error, out),
-                    ErrorKind::Capacity if !error.passes_by_itself() => self.close(rules, &error, out),
+                    _ if is_final(&error) => self.close(rules, &error, out),
                     _ if self.refuse_tries(rules, &error, now, out) => {}
                     _ => self.take_failure(rules, error, now, out),
                 }
@@ -235,6 +234,10 @@ impl<T> WaitQueue<T> {
                 out.push(QueueOutput::Note(QueueNote::RenewalFailed));
                 if error.kind() != ErrorKind::Unavailable {
                     self.claim.delivery = Delivery::InDoubt;
+                }
+                // The server may refuse the client since it connected again.
+                if is_final(&error) {
+                    return self.close(rules, &error, out);
                 }
                 self.take_failure(rules, error, now, out);
             }
@@ -499,6 +502,15 @@ impl<T> WaitQueue<T> {
     fn is_outdated(&self, rules: &Rules) -> bool {
         let is_other = |front: &Waiter<T>| self.claim.is_for_another_lease(rules.sessions, &front.terms);
         self.claim.on_contention == OnContention::Fail || self.waiters.front().is_some_and(is_other)
+    }
+}
+
+/// Whether waiting does not help.
+fn is_final(error: &Error) -> bool {
+    match error.kind() {
+        ErrorKind::Unsupported | ErrorKind::Auth => true,
+        ErrorKind::Capacity => !error.passes_by_itself(),
+        _ => false,
     }
 }
 

@@ -89,6 +89,32 @@ fn the_renewal_of_a_place_has_failed_when_its_bound_is_over_and_not_before() {
     assert!(outputs.iter().any(failed), "{outputs:?}");
 }
 
+/// A server may refuse a client that has connected again, while the client has a place.
+#[test]
+fn a_refusal_of_the_renewal_of_a_place_ends_the_wait() {
+    for (error, ends) in [
+        (Error::new(ErrorKind::Auth, "planted"), true),
+        (Error::new(ErrorKind::Unsupported, "planted"), true),
+        (Error::new(ErrorKind::Capacity, "planted"), true),
+        (Error::new(ErrorKind::Capacity, "planted").passing_by_itself(), false),
+        (Error::new(ErrorKind::Unavailable, "planted"), false),
+    ] {
+        let (mut queue, mut out) = (queue(), Outputs::default());
+        let (place, kind) = (PlaceNumber::new(1), error.kind());
+        let confirmation = Confirmation { ttl: TTL, sent: at(1000), place };
+        let queued = AcquireOutcome::Queued { confirmation, retry_after: TTL };
+        queue.handle_acquire_reply(&rules(), Ok(queued), at(1010), &mut out);
+        queue.handle_timeout(&rules(), at(2000), &mut out);
+        out.drain().for_each(drop);
+        queue.handle_renewal_reply(&rules(), place, RenewReply::Unknown(error), at(2010), &mut out);
+        let outputs: Vec<_> = out.drain().collect();
+        let failed =
+            |output: &QueueOutput<u32>| matches!(output, QueueOutput::Failed { to: 1, error } if error.kind() == kind);
+        let withdraws = |output: &QueueOutput<u32>| matches!(output, QueueOutput::End(_));
+        assert_eq!((outputs.iter().any(failed), outputs.iter().any(withdraws)), (ends, ends), "{outputs:?}");
+    }
+}
+
 /// A backend need not check whether the ttl of a request is one that it supports.
 #[test]
 fn the_renewal_of_a_place_asks_for_its_ttl_and_not_for_what_is_left() {
