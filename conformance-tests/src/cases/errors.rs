@@ -27,6 +27,7 @@ pub async fn bad_input_is_refused_before_anything_is_sent(fixture: &dyn Fixture)
         ("a ttl above the bound", lock().ttl(longest + Duration::from_nanos(1))),
         ("a ttl that overflows", lock().ttl(Duration::MAX)),
         ("a max_hold of zero", lock().max_hold(Duration::ZERO)),
+        ("a min_hold above the bound of a ttl", lock().min_hold(longest + Duration::from_nanos(1))),
         ("a min_hold that overflows", lock().min_hold(Duration::MAX)),
         ("a min_hold above max_hold", lock().min_hold(fixture.ttl() * 2).max_hold(fixture.ttl())),
     ];

@@ -469,7 +469,8 @@ impl HeldLease {
         let until = self.min_hold_ends(now).filter(|_| rules.sessions);
         if let (Some(until), Renewal::Active(active)) = (until, &mut self.renewal) {
             active.held_over = Some(until);
-            out.push(LeaseOutput::WakeBy(until));
+            // A fixed lease is not renewed by itself, and a single renewal just before its end may fail.
+            out.push(LeaseOutput::WakeBy(if self.terms.kind == LeaseKind::Fixed { now } else { until }));
         }
         until.is_some()
     }
@@ -503,14 +504,15 @@ impl HeldLease {
     }
 
     /// When to renew the lease next, or when it ends if it is not renewed again: a fixed lease is not renewed beyond
-    /// its own ttl, and no lease beyond its `max_hold`.
+    /// its own ttl, unless its `min_hold` is longer, and no lease beyond its `max_hold`.
     fn next_renewal(&self, top_up: bool, confirmation: &Confirmation, lasts_until: Stamp, now: Stamp) -> Wake {
         let regular = confirmation.sent.plus(period(confirmation.ttl.min(self.terms.ttl)));
+        let is_held_over = matches!(self.renewal, Renewal::Active(Active { held_over: Some(_), .. }));
         let at = match self.terms.kind {
             _ if !self.can_be_prolonged(now) => None,
             _ if top_up => Some(regular.min(now.plus(TOP_UP_DELAY))),
-            LeaseKind::Kept => Some(regular),
-            LeaseKind::Fixed => None,
+            LeaseKind::Fixed if !is_held_over => None,
+            LeaseKind::Kept | LeaseKind::Fixed => Some(regular),
         };
         Wake::at(at.map_or(lasts_until, |at| at.min(lasts_until)))
     }
