@@ -64,8 +64,9 @@ async fn wait(client: &LockClient, args: &Run, options: &RunOptions) -> Result<L
     if let Some(min_hold) = args.min_hold {
         lock = lock.min_hold(min_hold);
     }
+    let failure = |error| failure(error, args, options);
     if args.no_wait {
-        return match lock.try_acquire().await.map_err(Failure::from)? {
+        return match lock.try_acquire().await.map_err(failure)? {
             Some(guard) => Ok(guard),
             None => Err(conflict(client, args, "holds the lock or waits for it, and --no-wait was given").await),
         };
@@ -75,8 +76,18 @@ async fn wait(client: &LockClient, args: &Run, options: &RunOptions) -> Result<L
             Err(conflict(client, args, &format!("held the lock for the whole wait of {}", format_wait(args.wait)))
                 .await)
         }
-        other => Ok(other.map_err(Failure::from)?),
+        other => Ok(other.map_err(failure)?),
     }
+}
+
+/// The client names a ttl that is out of bounds, which the user may not have set.
+fn failure(error: Error, args: &Run, options: &RunOptions) -> Failure {
+    let mut failure = Failure::from(error);
+    if failure.exit == Exit::BadInput && options.ttl > args.ttl {
+        let ttl = humantime::format_duration(options.ttl);
+        failure.text += &format!(" (--min-hold raises the ttl to {ttl})");
+    }
+    failure
 }
 
 async fn conflict(client: &LockClient, args: &Run, how: &str) -> NotStarted {

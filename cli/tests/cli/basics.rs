@@ -210,8 +210,27 @@ fn short_job(store: &Store, shortest: &str) -> Running {
     job
 }
 
+/// A server has a limit that the client learns from it.
+#[test]
+#[cfg(feature = "zk")]
+fn a_shortest_hold_beyond_the_limit_of_the_server_is_wrong_input() {
+    let store = Store::zk_with_longest_session(Duration::from_secs(3));
+    let run = |more: &[&str]| outcome(&store, &[&["run", "x", "--ttl", "2s"], more, &["--", "touch", "ran"]].concat());
+    for wait in ["--wait=forever", "--no-wait"] {
+        let (code, stdout, stderr) = run(&["--min-hold", "1m", wait]);
+        assert_eq!((code, &*stdout, stderr.lines().count()), (2, "", 1), "{stderr}");
+        for hint in ["2.8s", "maxSessionTimeout", "--min-hold raises the ttl to 1m"] {
+            assert!(stderr.contains(hint), "no {hint} in {stderr}");
+        }
+        assert!(!store.file("ran").exists());
+    }
+    assert_eq!(run(&["--no-wait"]), (0, String::new(), String::new()), "nothing was acquired");
+}
+
 #[test]
 fn wrong_input_is_reported_in_one_line_and_nothing_runs() {
+    // Nothing listens there, and nothing is sent.
+    const QUORUM: &str = "redis+quorum://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3";
     let store = Store::any();
     for (args, hint) in [
         (&["run", "x", "--store", "consul://u:hunter2@host", "--", "touch", "ran"][..], "consul://"),
@@ -226,6 +245,8 @@ fn wrong_input_is_reported_in_one_line_and_nothing_runs() {
         (&["run", "x", "--ttl", "1ms", "--", "touch", "ran"], "ttl"),
         (&["run", "x", "--ttl", "3s", "--grace", "1s", "--", "touch", "ran"], "--grace"),
         (&["run", "x", "--max-hold", "1s", "--min-hold", "2s", "--", "touch", "ran"], "min_hold"),
+        (&["run", "x", "--min-hold", "25h", "--", "touch", "ran"], "--min-hold raises the ttl to 1day 1h"),
+        (&["run", "x", "--store", QUORUM, "--min-hold", "2m", "--", "touch", "ran"], "--min-hold raises the ttl to 2m"),
         (&["run", "x", "--no-wait", "--wait", "1s", "--", "touch", "ran"], "--wait"),
         (&["run", "x", "-c", "touch ran", "--", "touch", "ran"], "--command"),
         (&["run", "x", "-E", "256", "--", "touch", "ran"], "256"),

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use leasehold::mysql::{SCHEMA, grants};
 use leasehold_conformance::Data;
@@ -114,7 +115,22 @@ impl Store {
     /// A ZooKeeper server whose user has only the permissions of clients.
     #[cfg(feature = "zk")]
     pub(crate) fn zk() -> Self {
-        let server = ZooKeeperSettings::new().start().unwrap();
+        Self::zk_with(ZooKeeperSettings::new())
+    }
+
+    /// The same, with a limit for the ttl of sessions.
+    #[cfg(feature = "zk")]
+    pub(crate) fn zk_with_longest_session(longest: Duration) -> Self {
+        let settings = ZooKeeperSettings::new().line(format!("maxSessionTimeout={}", longest.as_millis()));
+        let mut store = Self::zk_with(settings);
+        // The limit is known only after a reply, which a busy machine gives late.
+        store.url += "&timeout=10s";
+        store
+    }
+
+    #[cfg(feature = "zk")]
+    fn zk_with(settings: ZooKeeperSettings) -> Self {
+        let server = settings.start().unwrap();
         server.side().create("/leasehold", "", ZooKeeperLife::Persistent).unwrap();
         server.side().permit("/leasehold", "locker", "hunter2").unwrap();
         let url = format!("zk://locker:hunter2@{}?tick=100ms", server.addr());
@@ -229,7 +245,7 @@ impl Store {
             }
             Kind::Sqlite(_) => {
                 let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
-                connection.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
+                connection.busy_timeout(Duration::from_secs(10)).unwrap();
                 connection.execute("DELETE FROM leasehold_locks", []).unwrap();
             }
             #[cfg(feature = "zk")]
@@ -306,7 +322,7 @@ impl Store {
             }
             Kind::Sqlite(_) => {
                 let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
-                connection.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
+                connection.busy_timeout(Duration::from_secs(10)).unwrap();
                 let sql = "UPDATE leasehold_locks SET format = '2x' WHERE name = CAST(?1 AS BLOB)";
                 assert_eq!(connection.execute(sql, [name]).unwrap(), 1);
             }
@@ -342,7 +358,7 @@ impl Store {
             Kind::Zk(server) => server.borrow_mut().pause().unwrap(),
             Kind::Sqlite(held) => {
                 let connection = rusqlite::Connection::open(self.file("locks.db")).unwrap();
-                connection.busy_timeout(std::time::Duration::from_secs(10)).unwrap();
+                connection.busy_timeout(Duration::from_secs(10)).unwrap();
                 connection.execute_batch("BEGIN EXCLUSIVE").unwrap();
                 *held.borrow_mut() = Some(connection);
             }
