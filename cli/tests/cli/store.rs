@@ -11,7 +11,7 @@ use leasehold_conformance::Data;
 use leasehold_conformance::harness::{FaultProxy, folder};
 #[cfg(feature = "etcd")]
 use leasehold_test_servers::{EtcdAccess, EtcdKeys, EtcdServer, EtcdSettings};
-use leasehold_test_servers::{MySqlServer, MySqlSettings, RedisServer, RedisSettings};
+use leasehold_test_servers::{MySqlServer, MySqlSettings, RedisServer, RedisSettings, Sql as _, SqlConnection};
 #[cfg(feature = "zk")]
 use leasehold_test_servers::{ZooKeeperLife, ZooKeeperServer, ZooKeeperSettings};
 use rustix::fs::OFlags;
@@ -265,6 +265,41 @@ impl Store {
     pub(crate) fn administer(&self, statements: &str) {
         let Kind::MySql(server, _) = &self.kind else { panic!("only a MySQL server runs these statements") };
         server.borrow().query(statements).unwrap();
+    }
+
+    /// Lowers the limit of connections of a Redis or MySQL server.
+    pub(crate) fn limit_connections(&self, limit: u32) {
+        match &self.kind {
+            Kind::Redis(server) => {
+                server.borrow().command(&["CONFIG", "SET", "maxclients", &limit.to_string()]).unwrap();
+            }
+            Kind::MySql(..) => self.administer(&format!("SET GLOBAL max_connections = {limit}")),
+            _ => panic!("only Redis and MySQL servers have such a limit"),
+        }
+    }
+
+    /// Lowers the limit of connections, and uses up what is left. The returned connections do that.
+    pub(crate) fn fill_connections(&self) -> Vec<SqlConnection> {
+        // The least limits that the servers accept. The test itself has one connection.
+        match &self.kind {
+            Kind::MySql(server, _) => {
+                self.limit_connections(10);
+                std::iter::from_fn(|| server.borrow().side().ok()).take(10).collect()
+            }
+            _ => {
+                self.limit_connections(1);
+                Vec::new()
+            }
+        }
+    }
+
+    /// How many connections were refused because of the limit.
+    pub(crate) fn refused_connections(&self) -> u64 {
+        match &self.kind {
+            Kind::Redis(server) => server.borrow().info("stats", "rejected_connections").unwrap().parse().unwrap(),
+            Kind::MySql(server, _) => server.borrow().status("Connection_errors_max_connections").unwrap(),
+            _ => panic!("only Redis and MySQL servers have such a limit"),
+        }
     }
 
     /// Stops the server, which loses its data.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::harness::LagMonitor;
 
-use crate::process::{BOUND, Running, leasehold, outcome, outcome_of, output, until_within};
+use crate::process::{BOUND, Running, leasehold, outcome, outcome_of, output, until, until_within};
 use crate::store::Store;
 use crate::terminal::Terminal;
 
@@ -160,4 +160,48 @@ fn an_error_that_waiting_cannot_cure_ends_the_run_at_once() {
         assert!(begin.elapsed() <= Duration::from_secs(5) + lag_monitor.allowance(), "{:?}", begin.elapsed());
     }
     assert!(!store.file("ran").exists());
+}
+
+/// The limit of connections passes by itself: a wait goes on, and is in time.
+#[test]
+fn a_wait_includes_room_for_a_connection() {
+    for store in [Store::redis(), Store::mysql(), Store::mysql_for_update()] {
+        let fillers = store.fill_connections();
+        for (wait, at_least) in [("--no-wait", 0), ("--wait=1500ms", 1500)] {
+            let (lag_monitor, begin) = (LagMonitor::start(), Instant::now());
+            let (code, _, stderr) = outcome(&store, &["run", "x", wait, "--", "touch", "ran"]);
+            let took = begin.elapsed();
+            assert_eq!((code, stderr.lines().count()), (123, 1), "{wait}: {stderr}");
+            assert!(stderr.contains("connections"), "{wait}: {stderr}");
+            assert!(took >= Duration::from_millis(at_least), "{wait}: {took:?}");
+            // The bound of a call, and the start of the process.
+            let bound = Duration::from_millis(at_least + 3000) + lag_monitor.allowance();
+            assert!(took <= bound, "{wait}: {took:?}");
+        }
+        let before = store.refused_connections();
+        let mut run = Running::start(&store, &["run", "x", "--wait", "50s", "--", "touch", "ran"]);
+        until("the run is refused again and again", || store.refused_connections() >= before + 2);
+        assert!(!run.has_ended() && !store.file("ran").exists());
+        store.limit_connections(1000);
+        drop(fillers);
+        assert_eq!(run.end(), (0, String::new(), String::new()));
+        assert!(store.file("ran").exists());
+    }
+}
+
+/// There are fewer connections than runs that wait.
+#[test]
+fn more_runs_than_connections_all_get_the_lock() {
+    const RUNS: usize = 24;
+    let store = Store::mysql();
+    store.limit_connections(12);
+    let wait = format!("{}s", 2 * BOUND.as_secs());
+    let args = ["run", "x", "--wait", &wait, "--", "sh", "-c", "echo $LEASEHOLD_FENCING_TOKEN >> tokens"];
+    let mut started: Vec<_> = (0..RUNS).map(|_| Running::start(&store, &args)).collect();
+    until_within(3 * BOUND, "everybody has ended", || started.iter_mut().all(Running::has_ended));
+    assert!(store.refused_connections() > 0, "there was room for all");
+    for run in started {
+        assert_eq!(run.end(), (0, String::new(), String::new()));
+    }
+    assert_eq!(std::fs::read_to_string(store.file("tokens")).unwrap().lines().count(), RUNS);
 }
