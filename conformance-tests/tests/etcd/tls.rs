@@ -1,9 +1,13 @@
 //! TLS to a real server, with a private authority and a client's certificate.
 
+use std::time::Duration;
+
 use leasehold::ErrorKind;
 use leasehold_conformance::harness::{Fault, FaultProxy};
-use leasehold_conformance::{DEADLINE, run};
+use leasehold_conformance::{DEADLINE, Data, run};
 use leasehold_test_servers::{EtcdSettings, EtcdTls, certificates};
+
+use super::common::{eventually, hold};
 
 #[test]
 fn a_lock_over_tls() {
@@ -45,8 +49,10 @@ fn a_lock_over_tls() {
     });
 }
 
-/// The authority and the server's certificate are replaced at their paths: a new connection reads them again. This
-/// server reads its own for each connection.
+const TTL: Duration = Duration::from_secs(15);
+
+/// The authority and the server's certificate are replaced at their paths: a new connection reads them again, and the
+/// lease goes on. This server reads its own for each connection.
 #[test]
 fn rotated_certificates_are_read_for_the_next_connection() {
     run(DEADLINE, || async {
@@ -56,13 +62,43 @@ fn rotated_certificates_are_read_for_the_next_connection() {
         let server = EtcdSettings::new().tls(tls).start().unwrap_or_else(|error| panic!("{error}"));
         let proxy = FaultProxy::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
         let ca = folder.path().join("ca.pem").display().to_string();
-        let url = format!("etcds://localhost:{}/?timeout=10s&ca={ca}", proxy.addr().port());
+        let url = format!("etcds://localhost:{}/?timeout=5s&ca={ca}", proxy.addr().port());
         let client = leasehold::connect(&url).await.expect("a client");
+        let guard = client.lock("held").ttl(TTL).acquire().await.expect("free");
         for _ in 0..2 {
-            client.lock("job").acquire().await.expect("free").release().await.expect("a release");
             certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+            let renewed = client.stats().renewed;
             proxy.apply(Fault::Disconnect);
+            hold(&client, "other").await.release().await.expect("a release");
+            eventually("the lease is renewed", || client.stats().renewed > renewed).await;
         }
-        client.lock("job").acquire().await.expect("free").release().await.expect("a release");
+        assert!(guard.is_held());
+        guard.release().await.expect("a release");
+    });
+}
+
+/// The same for the client's certificate and its key. This server reads the authority of clients when it starts.
+#[test]
+fn a_rotated_certificate_of_the_client_is_read_for_the_next_connection() {
+    run(DEADLINE, || async {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+        let tls = EtcdTls { folder: folder.path().to_owned(), clients_need_certificates: true };
+        let mut server = EtcdSettings::new().tls(tls).start().unwrap_or_else(|error| panic!("{error}"));
+        let file = |name: &str| folder.path().join(name).display().to_string();
+        let files = format!("ca={}&cert={}&key={}", file("ca.pem"), file("own.pem"), file("own.key"));
+        let url = format!("etcds://localhost:{}/?timeout=5s&{files}", server.addr().port());
+        let client = leasehold::connect(&url).await.expect("a client");
+        let guard = client.lock("held").ttl(TTL).acquire().await.expect("free");
+        for _ in 0..2 {
+            server.kill().expect("it runs");
+            certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+            let renewed = client.stats().renewed;
+            server.start_again(Data::Kept).expect("it starts");
+            hold(&client, "other").await.release().await.expect("a release");
+            eventually("the lease is renewed", || client.stats().renewed > renewed).await;
+        }
+        assert!(guard.is_held());
+        guard.release().await.expect("a release");
     });
 }

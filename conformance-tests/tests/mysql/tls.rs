@@ -1,10 +1,12 @@
 //! TLS to a real server, with a private authority and a client's certificate.
 
+use std::time::Duration;
+
 use leasehold::ErrorKind;
 use leasehold_test_servers::{MySqlSettings, certificates};
 
 use super::set_up::set_up;
-use super::support::own_servers;
+use super::support::{eventually, hold, own_servers};
 
 #[test]
 fn a_lock_over_tls() {
@@ -49,5 +51,36 @@ fn a_lock_over_tls() {
 
         let missing = connect("locker", "ca=nowhere.pem").await.expect_err("there is no such file");
         assert!(missing.kind() == ErrorKind::InvalidInput && missing.to_string().contains("nowhere.pem"), "{missing}");
+    });
+}
+
+/// The authority, the server's and the client's certificate are replaced at their paths: a new connection reads them
+/// again, and the lease goes on.
+#[test]
+fn rotated_certificates_are_read_for_the_next_connection() {
+    own_servers(|| async {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+        let file = |name: &str| folder.path().join(name).display().to_string();
+        let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
+        let settings = MySqlSettings::new().option(format!("ssl-ca={ca}"));
+        let server = settings.option(format!("ssl-cert={cert}")).option(format!("ssl-key={key}")).start();
+        let server = server.unwrap_or_else(|error| panic!("{error}"));
+        set_up(&server);
+        server.query("ALTER USER 'locker'@'%' REQUIRE X509").expect("it is altered");
+        let files = format!("timeout=5s&ca={ca}&cert={cert}&key={key}");
+        let url = format!("mysql://locker:pass-word@localhost:{}/locks?{files}", server.addr().port());
+        let client = leasehold::connect(&url).await.expect("a client");
+        let guard = client.lock("held").ttl(Duration::from_secs(15)).acquire().await.expect("free");
+        for _ in 0..2 {
+            certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+            server.query("FLUSH SSL").expect("a rotation");
+            let renewed = client.stats().renewed;
+            server.query("KILL USER locker").expect("its connections are ended");
+            hold(&client, "other").await.release().await.expect("a release");
+            eventually("the lease is renewed", || client.stats().renewed > renewed).await;
+        }
+        assert!(guard.is_held());
+        guard.release().await.expect("a release");
     });
 }

@@ -63,8 +63,8 @@ fn a_lock_over_tls() {
     });
 }
 
-/// The authority and the server's certificate are replaced at their paths while the server restarts: the client reads
-/// them again, and its session continues.
+/// The authority, the server's and the client's certificate are replaced at their paths while the server restarts: the
+/// client reads them again, and its session continues.
 #[test]
 fn rotated_certificates_are_read_for_the_next_connection() {
     run(DEADLINE, || async {
@@ -84,11 +84,13 @@ fn rotated_certificates_are_read_for_the_next_connection() {
             .line("secureClientPortAddress=127.0.0.1")
             .line(format!("ssl.keyStore.location={}", file("server.pem")))
             .line("ssl.keyStore.type=PEM")
-            .line("ssl.clientAuth=none");
+            .line(format!("ssl.trustStore.location={ca}"))
+            .line("ssl.trustStore.type=PEM")
+            .line("ssl.clientAuth=need");
         let mut server = server.start().unwrap_or_else(|error| panic!("{error}"));
         let listens = || TcpStream::connect(("127.0.0.1", port)).is_ok();
         eventually("the server takes TLS", listens).await;
-        let url = format!("zks://localhost:{port}/?timeout=10s&ca={ca}");
+        let url = format!("zks://localhost:{port}/?timeout=10s&ca={ca}&cert={cert}&key={key}");
         let client = leasehold::connect(&url).await.expect("a client");
         let guard = client.lock("held").acquire().await.expect("free");
         server.stop().expect("it runs");
