@@ -6,6 +6,7 @@ mod zk {
     mod common;
     mod fixed;
     mod fixture;
+    mod forgotten;
     mod in_doubt_requests;
     mod limits;
     mod one_server;
