@@ -10,6 +10,9 @@ mod etcd {
     mod forgetful_path;
     mod one_member;
     mod queues;
+    mod refusals;
+    #[path = "../support/refused_later.rs"]
+    mod refused_later;
     mod resource_counts;
     #[path = "../support/servers.rs"]
     mod servers;

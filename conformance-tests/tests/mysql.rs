@@ -18,6 +18,8 @@ mod mysql {
     mod quarantine;
     mod record;
     mod refusals;
+    #[path = "../support/refused_later.rs"]
+    mod refused_later;
     mod released;
     mod replicated;
     mod resource_counts;

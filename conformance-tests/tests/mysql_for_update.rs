@@ -20,6 +20,8 @@ mod mysql_for_update {
     mod purge;
     mod record_for_update;
     mod refusals;
+    #[path = "../support/refused_later.rs"]
+    mod refused_later;
     mod replicated;
     mod resource_counts;
     mod row_locks;

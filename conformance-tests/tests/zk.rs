@@ -11,6 +11,9 @@ mod zk {
     mod limits;
     mod one_server;
     mod queues;
+    mod refusals;
+    #[path = "../support/refused_later.rs"]
+    mod refused_later;
     mod resource_counts;
     mod reused;
     #[path = "../support/servers.rs"]

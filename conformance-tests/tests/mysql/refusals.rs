@@ -1,11 +1,14 @@
 //! Refusals that waiting cannot cure: an acquire fails with the first one, and says what to change.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use leasehold::ErrorKind;
+use leasehold_conformance::harness::FaultProxy;
 use leasehold_core::admin::CheckStatus;
 use leasehold_test_servers::{MySqlServer, MySqlSettings};
 
+use super::refused_later::a_refusal_ends_each_wait;
 use super::set_up::set_up;
 use super::strategy::MySqlFixture;
 use super::support::own_servers;
@@ -14,6 +17,8 @@ use super::support::own_servers;
 const WAIT: Duration = Duration::from_secs(60);
 
 const AT_ONCE: Duration = Duration::from_secs(10);
+
+const EXECUTING: &str = "SELECT '1' FROM information_schema.processlist WHERE user = 'locker' AND command <> 'Sleep'";
 
 struct Refusal {
     what: &'static str,
@@ -75,6 +80,40 @@ fn a_refusal_that_waiting_cannot_cure_ends_an_acquire_at_once() {
             let server = MySqlSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
             set_up(&server);
             refusal.is_met(&server).await;
+        }
+    });
+}
+
+/// The statements make the server unfit to which the client connects again.
+#[test]
+fn a_refusal_that_waiting_cannot_cure_ends_a_wait_after_a_reconnect() {
+    own_servers(|| async {
+        let start = || {
+            let server = MySqlSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
+            set_up(&server);
+            server
+        };
+        let server = start();
+        for (statement, kind, hint) in [
+            ("ALTER USER 'locker'@'%' IDENTIFIED BY 'other'", ErrorKind::Auth, "password"),
+            ("REVOKE ALL PRIVILEGES, GRANT OPTION FROM 'locker'@'%'", ErrorKind::Auth, "acl mysql"),
+            ("DROP DATABASE locks", ErrorKind::Unsupported, "does not exist"),
+        ] {
+            let other = start();
+            other.query(statement).unwrap_or_else(|error| panic!("{statement}: {error}"));
+            let proxy = FaultProxy::start(server.addr()).expect("a proxy");
+            let connect = async |addr| {
+                let url = format!("mysql://locker:pass-word@{addr}/locks?tls=off{}", MySqlFixture::SETTINGS);
+                leasehold::connect(&url).await.expect("it serves the user")
+            };
+            let (ann, bob) = (connect(server.addr()).await, connect(proxy.addr()).await);
+            // A waiter has a statement at the server most of the time, and a holder has none.
+            let seen = Cell::new(0);
+            let waits = || {
+                seen.set(seen.get() + server.query(EXECUTING).expect("the connections").len());
+                seen.get() >= 20
+            };
+            a_refusal_ends_each_wait((&ann, &bob), waits, (&proxy, other.addr()), (kind, hint)).await;
         }
     });
 }
