@@ -141,15 +141,15 @@ impl Deployment {
         run(&self.servers[0], &["CLIENT", "KILL", "TYPE", "replica"]);
     }
 
-    /// The number of the server that a majority of the Sentinels names.
-    pub(super) fn named(&self) -> Option<usize> {
+    /// The number of the server that this many Sentinels name.
+    pub(super) fn named_by(&self, count: usize) -> Option<usize> {
         let ask = |sentinel: &RedisServer| {
             let answer = sentinel.command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME]).ok()?.items();
             let port: u16 = answer.get(1)?.text().parse().ok()?;
             self.servers.iter().position(|server| server.addr().port() == port)
         };
         let named: Vec<_> = self.sentinels.iter().filter(|sentinel| sentinel.is_running()).filter_map(ask).collect();
-        (0..self.servers.len()).find(|server| named.iter().filter(|named| *named == server).count() >= 2)
+        (0..self.servers.len()).find(|server| named.iter().filter(|named| *named == server).count() >= count)
     }
 
     fn count_as_down_after(&self, down_after: &str) {
@@ -162,10 +162,10 @@ impl Deployment {
     /// number.
     pub(super) async fn switched(&self) -> usize {
         self.count_as_down_after(DOWN_AFTER[0]);
-        let is_so = || self.named().is_some_and(|named| named != 0);
+        let is_so = || self.named_by(2).is_some_and(|named| named != 0);
         eventually("the Sentinels name another primary", is_so).await;
         self.count_as_down_after(DOWN_AFTER[1]);
-        self.named().expect("named")
+        self.named_by(2).expect("named")
     }
 
     /// The record of a server.
