@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::Error;
 use leasehold_core::backend::kit::lock;
+use leasehold_core::{Error, ErrorKind};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::errors::no_connection;
 use crate::session::{Session, SetUp};
@@ -71,8 +71,9 @@ impl Idle {
         self.clear();
     }
 
-    /// Closes connections that were idle for too long. Never returns.
-    pub(crate) async fn close_old(&self) {
+    /// Closes connections that were idle for too long, and all when the server has no room. Never returns.
+    pub(crate) async fn close_old(&self, shared: &Shared) {
+        let mut refusals = shared.refusals();
         loop {
             let has_surplus = {
                 let mut sessions = lock(&self.sessions);
@@ -85,11 +86,15 @@ impl Idle {
                 });
                 sessions.len() > 1
             };
-            match has_surplus {
-                true => tokio::time::sleep(SURPLUS_TIMEOUT / 2).await,
-                false => {
-                    let _ = timeout(IDLE_TIMEOUT / 4, self.has_surplus.notified()).await;
+            let next = async {
+                match has_surplus {
+                    true => sleep(SURPLUS_TIMEOUT / 2).await,
+                    false => drop(timeout(IDLE_TIMEOUT / 4, self.has_surplus.notified()).await),
                 }
+            };
+            tokio::select! {
+                () = next => {}
+                Ok(()) = refusals.changed() => self.clear(),
             }
         }
     }
@@ -152,6 +157,9 @@ impl Opening {
                 match opened {
                     Ok(session) => idle.put(session),
                     Err(error) => {
+                        if error.kind() == ErrorKind::Capacity {
+                            shared.note_no_room();
+                        }
                         idle.failures.send_replace(Some(error));
                     }
                 }

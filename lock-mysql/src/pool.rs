@@ -46,7 +46,7 @@ impl RuntimePool {
         let pool = Arc::new(pool);
         // Created outside the task, because a runtime that was shut down drops the task without running it.
         let guard = StopGuard(pool.clone());
-        let task = runtime.spawn(async move { guard.0.idle.close_old().await });
+        let task = runtime.spawn(async move { guard.0.idle.close_old(&guard.0.shared).await });
         Self { pool, task: task.abort_handle() }
     }
 }
@@ -344,7 +344,9 @@ impl Checkout<'_> {
 
     /// Returns the connection. Not in `Drop`: a connection in the middle of a transaction must not be used by others.
     pub(crate) fn put_back(mut self) {
-        if let Some(session) = self.session.take() {
+        if let Some(session) = self.session.take()
+            && !self.pool.shared.has_no_room()
+        {
             self.pool.idle.put(session);
         }
     }

@@ -1,16 +1,21 @@
 //! What all connections of one client share.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use leasehold_core::Result;
 use leasehold_core::backend::kit::{Attachment, Connecting, Lookups, lock};
 use sqlx::mysql::MySqlConnectOptions;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::settings::{Settings, Target, parse_url, prepare};
+use crate::settings::{Settings, Strategy, Target, parse_url, prepare};
 
 /// A listing takes at most this many call bounds.
 const LIST_BOUNDS: u32 = 9;
+
+/// How long a client keeps no idle connection after the server has refused one.
+const NO_ROOM: Duration = Duration::from_secs(1);
 
 pub(crate) struct Shared {
     pub(crate) settings: Settings,
@@ -23,6 +28,8 @@ pub(crate) struct Shared {
     /// When the newest test was sent that had no reply, on a connection that was idle. The path has forgotten that
     /// connection, and perhaps others that were last used before.
     doubt: Mutex<Option<Instant>>,
+    /// When the server last refused a connection, because it has no room for more.
+    refused: watch::Sender<Option<Instant>>,
 }
 
 impl Shared {
@@ -36,6 +43,7 @@ impl Shared {
             address,
             core: Attachment::new(),
             doubt: Mutex::default(),
+            refused: watch::Sender::default(),
         }))
     }
 
@@ -56,5 +64,23 @@ impl Shared {
 
     pub(crate) fn is_doubted(&self, last_used: Instant) -> bool {
         lock(&self.doubt).is_some_and(|doubt| last_used < doubt)
+    }
+
+    /// The server has no room for another connection. With `for-update`, the client gives back those that are idle: a
+    /// claim needs a second connection for its grant, and clients that each keep one until they get another would wait
+    /// for each other. With `row`, each step needs one connection, and renewals need theirs again.
+    pub(crate) fn note_no_room(&self) {
+        if self.settings.strategy == Strategy::ForUpdate {
+            self.refused.send_replace(Some(Instant::now()));
+        }
+    }
+
+    pub(crate) fn has_no_room(&self) -> bool {
+        self.refused.borrow().is_some_and(|refused| refused.elapsed() < NO_ROOM)
+    }
+
+    /// Reports each time when there is no room.
+    pub(crate) fn refusals(&self) -> watch::Receiver<Option<Instant>> {
+        self.refused.subscribe()
     }
 }
