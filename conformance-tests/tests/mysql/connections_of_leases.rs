@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::mysql::{MySqlBackend, grants};
 use leasehold_conformance::harness::{Fault, FaultProxy, Reach};
 use leasehold_conformance::{Data, Direct, Fixture, PathFault, Route, ServerFault, Tamper};
-use leasehold_core::backend::{AcquireOutcome, Delivery, RenewReply, RenewRequest};
+use leasehold_core::backend::{AcquireOutcome, Delivery, ReleaseOutcome, RenewReply, RenewRequest};
 use leasehold_core::{ErrorKind, LockClient, LockName, LossReason};
 
 use super::idle_limits::{holders, url_by};
@@ -77,7 +77,6 @@ fn a_killed_waiter_still_gets_the_lock() {
     });
 }
 
-/// A waiter that gives up leaves its connection to the next one.
 /// The server still grants the row to it, and sees no client. It takes the row back when the connection was silent for a
 /// little longer than a call, and not only after the ttl of a place.
 #[test]
@@ -101,6 +100,26 @@ fn a_waiter_whose_connection_is_lost_on_the_path_delays_the_next_one_by_seconds(
     });
 }
 
+/// On a slow path, or of many releases at once, the reply to a release comes after the bound of its call.
+#[test]
+fn a_release_whose_reply_is_late_is_no_loss() {
+    case(async |fixture| {
+        let (ann, name) = (Direct::new(&fixture, Route::Faulty).await, LockName::new("late reply").expect("a name"));
+        let claim = ann.claim(&name);
+        ann.granted(&claim, SOON).await;
+        // `timeout` is a second.
+        fixture.path(PathFault::Delay(Duration::from_millis(600))).await;
+        let error = ann.release(&claim, Delivery::Confirmed).await.expect_err("the reply is late");
+        assert_eq!(error.kind(), ErrorKind::Indeterminate, "{error}");
+        eventually("the server has released the lock", || holders(&fixture).is_empty()).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        fixture.heal().await;
+        let outcome = ann.release(&claim, Delivery::InDoubt).await.expect("a reply");
+        assert_eq!(outcome, ReleaseOutcome::Released);
+    });
+}
+
+/// A waiter that gives up leaves its connection to the next one.
 #[test]
 fn cancelled_waiters_keep_their_connections() {
     case(async |fixture| {
