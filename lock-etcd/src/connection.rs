@@ -38,8 +38,7 @@ impl Connection {
     /// Connects to a member and logs in.
     pub(crate) async fn open(shared: &Arc<Shared>, member: usize, until: Instant) -> Result<Self, Failure> {
         let target = &shared.members.all()[member];
-        let connected = async { target.endpoint(until, shared.settings.timeout).await.connect().await };
-        let connected = timeout_at(until, connected).await;
+        let connected = timeout_at(until, target.connect(until, shared.settings.timeout)).await;
         let channel = match connected {
             Ok(Ok(channel)) => channel,
             Ok(Err(error)) => {

@@ -1,11 +1,17 @@
 //! The members of a cluster.
 
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::kit::TlsFiles;
+use hyper_util::rt::TokioIo;
+use leasehold_core::backend::kit::{Lookups, TlsFiles, connect_to_any};
 use leasehold_core::{Error, Result};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
 use tokio::time::Instant;
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::errors::BACKEND;
 
@@ -25,6 +31,7 @@ pub(crate) struct Member {
     pub(crate) address: String,
     endpoint: Endpoint,
     files: TlsFiles,
+    lookups: Arc<Lookups>,
 }
 
 impl Member {
@@ -37,23 +44,38 @@ impl Member {
             Some(files) => encrypted(endpoint, files)?,
             None => endpoint,
         };
-        let endpoint = endpoint.tcp_nodelay(true).http2_keep_alive_interval(PING_INTERVAL).keep_alive_while_idle(false);
-        // While no request is in flight, these packets keep a NAT from forgetting the connection.
-        let endpoint = endpoint
-            .tcp_keepalive(Some(KEEPALIVE))
-            .tcp_keepalive_interval(Some(KEEPALIVE / 3))
-            .tcp_keepalive_retries(Some(KEEPALIVE_RETRIES));
-        Ok(Self { address, endpoint, files: tls.cloned().unwrap_or_default() })
+        let endpoint = endpoint.http2_keep_alive_interval(PING_INTERVAL).keep_alive_while_idle(false);
+        Ok(Self { address, endpoint, files: tls.cloned().unwrap_or_default(), lookups: Arc::default() })
     }
 
-    /// How to connect by `until`. A connection whose ping has no reply for `silence` counts as broken.
-    pub(crate) async fn endpoint(&self, until: Instant, silence: Duration) -> Endpoint {
+    /// Connects by `until`. A connection whose ping has no reply for `silence` counts as broken.
+    pub(crate) async fn connect(&self, until: Instant, silence: Duration) -> Result<Channel, tonic::transport::Error> {
         let endpoint = self.endpoint.clone();
         let reloaded = self.files.reload(BACKEND, |files| encrypted(endpoint, files)).await;
         let endpoint = reloaded.unwrap_or_else(|| self.endpoint.clone());
         let bound = until.saturating_duration_since(Instant::now());
-        endpoint.connect_timeout(bound).keep_alive_timeout(silence)
+        let endpoint = endpoint.connect_timeout(bound).keep_alive_timeout(silence);
+        // tonic would try the addresses of a name one after the other, and wait for each that is silent.
+        let (lookups, address) = (self.lookups.clone(), self.address.clone());
+        let connector = tower::service_fn(move |_: Uri| {
+            let (lookups, address) = (lookups.clone(), address.clone());
+            async move {
+                let addresses = lookups.of(&address, address.clone()).await?;
+                connect_to_any(addresses, open).await.map(TokioIo::new)
+            }
+        });
+        endpoint.connect_with_connector(connector).await
     }
+}
+
+async fn open(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    // While no request is in flight, these packets keep a NAT from forgetting the connection.
+    let keepalive =
+        TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3).with_retries(KEEPALIVE_RETRIES);
+    SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+    Ok(stream)
 }
 
 #[cfg(not(feature = "tls"))]
