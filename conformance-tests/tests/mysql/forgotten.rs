@@ -19,7 +19,7 @@ fn connections_that_the_path_forgot_cost_a_moment_and_no_call() {
         let lock = client.expect("no fault").lock("x");
         lock.try_acquire().await.expect("no fault").expect("it is free").release().await.expect("no fault");
         for _ in 0..2 {
-            costs_a_moment_and_no_call(&proxy, &lock).await;
+            costs_a_moment_and_no_call(std::slice::from_ref(&proxy), &lock).await;
         }
     });
 }
