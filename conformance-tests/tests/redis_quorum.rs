@@ -7,6 +7,9 @@ mod redis_quorum {
     mod common;
     mod five;
     mod fixture;
+    #[path = "../support/forgetful_path.rs"]
+    mod forgetful_path;
+    mod forgotten;
     mod group;
     mod leases;
     mod lists;

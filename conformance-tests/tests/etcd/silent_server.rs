@@ -67,7 +67,7 @@ fn connections_that_the_path_forgot_cost_a_moment_and_no_call() {
         let lock = client.lock("x");
         lock.try_acquire().await.expect("no fault").expect("it is free").release().await.expect("a release");
         for _ in 0..2 {
-            costs_a_moment_and_no_call(&proxy, &lock).await;
+            costs_a_moment_and_no_call(std::slice::from_ref(&proxy), &lock).await;
         }
         // Meanwhile the connection of the keep-alives is in use.
         let guard = lock.try_acquire().await.expect("no fault").expect("it is free");

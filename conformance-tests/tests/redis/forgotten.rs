@@ -22,7 +22,7 @@ fn connections_that_the_path_forgot_cost_a_moment_and_no_call() {
                 calls.spawn(async move { lock.acquire().await.expect("no fault").release().await.expect("no fault") });
             }
             calls.join_all().await;
-            costs_a_moment_and_no_call(&proxy, &lock).await;
+            costs_a_moment_and_no_call(std::slice::from_ref(&proxy), &lock).await;
         }
     });
 }

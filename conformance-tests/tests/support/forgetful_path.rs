@@ -14,10 +14,10 @@ pub(super) const PAUSE: Duration = Duration::from_secs(6);
 /// The default bound of a call, and the work around it.
 const BOUND: Duration = Duration::from_millis(1300);
 
-/// After such a pause one call is slow, and none fails.
-pub(super) async fn costs_a_moment_and_no_call(proxy: &FaultProxy, lock: &Lock) {
+/// After such a pause one call is slow, and none fails. The connections through these proxies are forgotten.
+pub(super) async fn costs_a_moment_and_no_call(proxies: &[FaultProxy], lock: &Lock) {
     tokio::time::sleep(PAUSE).await;
-    proxy.apply_to(Fault::DropTraffic, Reach::Open);
+    proxies.iter().for_each(|proxy| proxy.apply_to(Fault::DropTraffic, Reach::Open));
     let stopwatch = Stopwatch::start();
     let guard = lock.try_acquire().await.expect("a new connection").expect("it is free");
     stopwatch.within(BOUND, "one slow call");
