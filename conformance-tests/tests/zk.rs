@@ -10,6 +10,7 @@ mod zk {
     mod in_doubt_requests;
     mod limits;
     mod one_server;
+    mod permissions;
     mod queues;
     mod refusals;
     #[path = "../support/refused_later.rs"]

@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -36,6 +36,9 @@ const LOGGER: &str = "slf4j-simple.jar";
 const CODEC: &str = "netty-codec.jar";
 
 const MAIN: &str = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
+
+/// What `zkCli.sh` runs. Debian's package of the server has the class, and not the script.
+const CLI: &str = "org.apache.zookeeper.ZooKeeperMain";
 
 /// A small virtual machine that starts fast.
 const MACHINE: &[&str] = &[
@@ -190,6 +193,18 @@ impl ZooKeeperServer {
     /// Calls beside the library under test.
     pub fn side(&self) -> &ZooKeeperSide {
         &self.side
+    }
+
+    /// Has `zkCli.sh` run these lines. The output tells of failures; the exit code does not.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn run_cli(&self, lines: &str) -> io::Result<Output> {
+        let input = self.folder().join("cli");
+        std::fs::write(&input, lines)?;
+        let mut command = Command::new(&self.java);
+        command.args(MACHINE).arg("-cp").arg(self.libraries()).args([CLI, "-server", &self.addr().to_string()]);
+        command.current_dir(self.folder()).stdin(std::fs::File::open(input)?).output()
     }
 
     /// Starts it again on its port, after [`stop`](ServerProcess::stop) or [`kill`](ServerProcess::kill).
