@@ -1,12 +1,14 @@
 //! Valid and invalid settings of servers and users.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
+use leasehold::redis::{ScriptCalls, acl};
 use leasehold_conformance::harness::{Fault, FaultProxy, Port};
 use leasehold_conformance::{DEADLINE, Data, Fixture, ServerFault, run};
 use leasehold_core::{Error, ErrorKind, LockClient};
-use leasehold_test_servers::{RedisServer, RedisSettings, certificates};
+use leasehold_test_servers::{RedisServer, RedisSettings, certificates, percent_encoded};
 
 use super::support::{case, client, hold};
 
@@ -62,6 +64,26 @@ fn databases_and_prefixes_are_separate() {
             guards.push(hold(&client, "apart").await);
         }
         assert!(guards.iter().all(|guard| guard.is_held()));
+    });
+}
+
+/// `redis-cli ACL SETUSER locks … $(leasehold acl redis)`: a shell splits the rules at spaces, and `redis-cli` passes the
+/// words on as they are. A prefix has no spaces.
+#[test]
+fn a_shell_splits_the_rules_of_any_prefix() {
+    run(DEADLINE, || async {
+        let server = start(RedisSettings::new());
+        let prefixes = ["it's:", "\"q\"#:", "$(ls)`ls`:", r"a*[b]?^\:", "~&+@all"];
+        for (index, prefix) in prefixes.into_iter().enumerate() {
+            let (user, rules) = (format!("user{index}"), acl(prefix, ScriptCalls::Eval).expect("a prefix"));
+            let mut shell = Command::new("sh");
+            shell.args(["-c", r#"printf '%s\n' $(printf '%s\n' "$1")"#, "sh", &rules]).current_dir("/");
+            let words = String::from_utf8(shell.output().expect("a shell").stdout).expect("text");
+            let set = ["ACL", "SETUSER", &user, "on", ">hunter2"].into_iter().chain(words.lines());
+            server.command(&set.collect::<Vec<_>>()).unwrap_or_else(|error| panic!("{prefix}: {error}"));
+            let encoded = percent_encoded(prefix);
+            works(&format!("redis://{user}:hunter2@{}/?prefix={encoded}", server.addr())).await;
+        }
     });
 }
 
