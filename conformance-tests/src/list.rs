@@ -60,6 +60,7 @@ macro_rules! for_each_case {
                 a_long_ttl_out_of_a_queue_is_a_true_one
                 a_hold_outlives_the_retention
                 a_sweep_leaves_what_was_acquired_meanwhile
+                a_check_and_a_grant_are_one_step
                 the_holder_never_believes_longer_than_the_server
                 a_fixed_lease_is_not_renewed
                 a_fixed_lease_ends_beside_a_kept_one

@@ -140,6 +140,33 @@ pub async fn a_slow_grant_leaves_a_true_validity(fixture: &dyn Fixture) {
     assert!(guard.validity() <= left, "valid for longer than the {left:?} that the server has left");
 }
 
+/// Invariant 1: a backend that reads whether a lock is free, and takes it by a second request, takes it from a client
+/// that was granted the lock in between. A slow path leaves time for that.
+pub async fn a_check_and_a_grant_are_one_step(fixture: &dyn Fixture) {
+    let (ann, bob) = (Direct::warm(fixture, Route::Faulty).await, Direct::warm(fixture, Route::Clear).await);
+    let (name, ttl) = (name("one step"), long_ttl(fixture));
+    let (anns, bobs) = (ann.claim(&name), bob.claim(&name));
+    // Two requests and their replies take half of the bound.
+    let delay = ann.capabilities().call_bound / 8;
+    fixture.path(PathFault::Delay(delay)).await;
+    let (before, begin) = (fixture.served().await, Instant::now());
+    let between = async {
+        // The first request has arrived, and its reply is on its way. Not every fixture counts a request that reads.
+        while begin.elapsed() < delay * 2 && fixture.served().await == before {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        bob.acquire(&bobs, ttl).await
+    };
+    let (first, second) = tokio::join!(ann.acquire(&anns, ttl), between);
+    fixture.heal().await;
+    if let Ok(AcquireOutcome::Granted(grant)) = second {
+        let is_granted = matches!(first, Ok(AcquireOutcome::Granted(_)));
+        assert!(!is_granted, "two clients were granted one lock: {first:?}, and meanwhile {grant:?}");
+        let reply = bob.renew(RenewRequest::new(bobs, grant.confirmation.place, ttl)).await;
+        assert!(matches!(reply, RenewReply::Renewed(_)), "the lease was taken by a request that failed: {reply:?}");
+    }
+}
+
 /// Invariants 3 and 4: the validity of a holder never exceeds the lease at the server.
 pub async fn the_holder_never_believes_longer_than_the_server(fixture: &dyn Fixture) {
     let ann = steady_client(fixture, Route::Faulty).await;

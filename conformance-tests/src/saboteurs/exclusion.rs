@@ -33,6 +33,8 @@ async fn grant_all_the_same(inner: &Inner, request: &AcquireRequest) -> Result<A
 plain! {
     /// Grants a held lock.
     GrantsEverybody;
+    /// Reads whether a lock is free, and takes it by a second request.
+    ChecksThenGrants;
     /// Uses one lock for all names.
     OneLockForAll;
     /// Distinguishes names by fifty hashes.
@@ -58,6 +60,24 @@ impl Hooks for GrantsEverybody {
 
     async fn release(&self, inner: &Inner, request: &ReleaseRequest) -> Result<ReleaseOutcome> {
         inner.backend.release(request).await.map(|_| ReleaseOutcome::Released)
+    }
+}
+
+/// Between the two requests of [`ChecksThenGrants`].
+const ROUND_TRIP: Duration = Duration::from_millis(100);
+
+#[async_trait]
+impl Hooks for ChecksThenGrants {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        let found = inner.admin().inspect(request.claim.name()).await?;
+        if found.is_some_and(|found| found.holder().is_some()) {
+            return inner.backend.acquire(request).await;
+        }
+        tokio::time::sleep(ROUND_TRIP).await;
+        match inner.backend.acquire(request).await? {
+            AcquireOutcome::Granted(grant) => Ok(AcquireOutcome::Granted(grant)),
+            _ => grant_all_the_same(inner, request).await,
+        }
     }
 }
 
