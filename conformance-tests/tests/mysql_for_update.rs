@@ -16,6 +16,7 @@ mod mysql_for_update {
     mod forgotten;
     mod full_disk;
     mod idle_limits;
+    mod late_kill;
     mod locked_rows_for_update;
     mod purge;
     mod record_for_update;
