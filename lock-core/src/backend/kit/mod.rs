@@ -18,6 +18,7 @@ mod session_renewals;
 mod store_url;
 mod tls_files;
 mod watches;
+mod wrong_tls;
 
 /// The URL in [`StoreUrl`] is of this version.
 #[doc(no_inline)]
@@ -37,6 +38,7 @@ pub use self::session_renewals::SessionRenewals;
 pub use self::store_url::{CommonSettings, StoreUrl, decoded, parse_duration, within, without_password};
 pub use self::tls_files::{Pem, TlsFiles};
 pub use self::watches::Watches;
+pub use self::wrong_tls::{TlsRefusal, expects_tls, first_reply, tls_refusal};
 pub use crate::clock::time_since_boot;
 pub use crate::run_to_end::run_to_end;
 pub use crate::sync::lock;
