@@ -104,7 +104,10 @@ impl<P: Protocol> Connection<P> {
             .set_pipeline_buffer_size(PIPELINE_BUFFER)
             .set_push_sender(push_handler(protocol.clone(), health.clone(), primary.clone(), session.clone()));
         let attempt = endpoint.connecting.attempt(&address);
-        let (mux, mut driver) = socket::connect(&client, config, &endpoint.lookups, &attempt).await.map_err(lost)?;
+        let (mux, mut driver) = {
+            let connected = socket::connect(&client, config, &endpoint.lookups, &attempt, endpoint.timeout);
+            connected.await.map_err(lost)?
+        };
         let address = address.clone();
         let connection = Self { protocol: protocol.clone(), mux, health, session, address, primary };
         let subscribed = async {

@@ -1,5 +1,6 @@
 //! Maps every failure of a command to an error. The kind says what the failure means for the lock.
 
+use leasehold_core::backend::kit::tls_refusal;
 use leasehold_core::{Error, ErrorKind};
 use redis::{RedisError, ServerError, Value};
 
@@ -17,6 +18,8 @@ pub(crate) enum Failure {
     Disconnected(RedisError),
     /// The server replied with an error: `CODE and text`.
     ErrorReply(String),
+    /// The server certainly expects TLS and the URL does not, or the reverse. Nothing was sent.
+    WrongTls(&'static str),
     /// The script does not return such a reply.
     UnexpectedReply,
 }
@@ -64,6 +67,7 @@ impl From<Failure> for Error {
             Failure::TimedOut => Self::no_reply(),
             Failure::Disconnected(cause) => Self::connection_broke().with_source(cause),
             Failure::ErrorReply(text) => refused(&text),
+            Failure::WrongTls(why) => Self::new(ErrorKind::Unsupported, why),
             Failure::UnexpectedReply => Self::new(
                 ErrorKind::Indeterminate,
                 "the script does not return such a reply: is there a proxy in between?",
@@ -172,6 +176,10 @@ fn harmless(mut text: &str) -> String {
     text[..end].trim_end_matches([' ', ',']).to_owned()
 }
 
+fn refused_tls(kind: ErrorKind, address: &str, why: &str) -> Error {
+    Error::new(kind, format!("cannot connect to the server at {address}: {why}"))
+}
+
 /// Maps a failure to connect. Nothing was sent that could have had an effect.
 pub(crate) fn not_connected(failure: Failure, address: &str) -> Error {
     match failure {
@@ -187,9 +195,14 @@ pub(crate) fn not_connected(failure: Failure, address: &str) -> Error {
             ErrorKind::Unsupported,
             format!("the server at {address} is too old: Redis 6.2 or later is needed"),
         ),
-        Failure::Disconnected(cause) => {
-            Error::new(ErrorKind::Unavailable, format!("cannot connect to the server at {address}")).with_source(cause)
-        }
+        Failure::Disconnected(cause) => match tls_refusal(&cause) {
+            Some(why) => refused_tls(why.kind(), address, why.advice()).with_source(cause),
+            None => {
+                let text = format!("cannot connect to the server at {address}");
+                Error::new(ErrorKind::Unavailable, text).with_source(cause)
+            }
+        },
+        Failure::WrongTls(why) => refused_tls(ErrorKind::Unsupported, address, why),
         Failure::ErrorReply(text) => refused(&text).without_effect(),
         Failure::UnexpectedReply => Error::new(
             ErrorKind::Unsupported,

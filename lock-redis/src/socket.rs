@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use leasehold_core::backend::kit::{Attempt, Lookups, connect_to_any};
+use leasehold_core::backend::kit::{Attempt, Lookups, connect_to_any, expects_tls, first_reply};
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::SockRef;
@@ -20,6 +21,11 @@ use crate::errors::Failure;
 
 /// How many bytes of the first reply are recorded. Errors at connect are shorter.
 const MAX_RECORDED: usize = 256;
+
+const EXPECTS_TLS: &str =
+    "it expects TLS on this port: begin the URL with `rediss` (with `sentinel_tls=on` for Sentinels)";
+const EXPECTS_NO_TLS: &str =
+    "it expects no TLS on this port: begin the URL with `redis` (with `sentinel_tls=off` for Sentinels alone)";
 
 /// The task that reads and writes the socket. Dropping the driver ends it. With TLS, the client crate runs its own task
 /// and does not expose it.
@@ -52,12 +58,13 @@ impl Drop for Driver {
     }
 }
 
-/// Connects and logs in.
+/// Connects and logs in. `timeout` is the bound of a call.
 pub(crate) async fn connect(
     client: &Client,
     config: AsyncConnectionConfig,
     lookups: &Lookups,
     attempt: &Attempt<'_>,
+    timeout: Duration,
 ) -> Result<(MultiplexedConnection, Driver), Failure> {
     let io = |error: io::Error| Failure::Disconnected(error.into());
     let info = client.get_connection_info();
@@ -65,9 +72,15 @@ pub(crate) async fn connect(
         ConnectionAddr::Tcp(host, port) => {
             let lookup = lookups.of(host, (host.clone(), *port));
             let addresses = step(attempt, "the lookup of its name", lookup).await?.map_err(io)?;
-            let tcp = tcp(addresses, info.tcp_settings());
+            let tcp = tcp(addresses.clone(), info.tcp_settings());
             let stream = step(attempt, "the TCP connection", tcp).await?.map_err(io)?;
-            step(attempt, "the log-in", handshake(client, config, stream)).await?
+            match step(attempt, "the log-in", handshake(client, config, stream)).await? {
+                // A server that expects TLS closes the connection, as one that is being stopped does.
+                Err(Failure::Disconnected(_)) if expects_tls(addresses, TcpStream::connect).await => {
+                    Err(Failure::WrongTls(EXPECTS_TLS))
+                }
+                connected => connected,
+            }
         }
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => {
@@ -75,11 +88,31 @@ pub(crate) async fn connect(
             let stream = step(attempt, "the connection", stream).await?.map_err(io)?;
             step(attempt, "the log-in", handshake(client, config, stream)).await?
         }
-        _ => {
+        ConnectionAddr::TcpTls { host, port, .. } => {
             let mux = client.get_multiplexed_async_connection_with_config(&config);
-            let mux = step(attempt, "the lookup of its name, TCP, TLS and the log-in", mux).await?;
-            Ok((mux.map_err(Failure::of)?, Driver(None)))
+            let mux = step(attempt, "the lookup of its name, TCP, TLS and the log-in", mux);
+            let expects_none = async {
+                // Soon enough for the call that waits for this attempt.
+                tokio::time::sleep(timeout / 4).await;
+                expects_no_tls(lookups, host, *port).await
+            };
+            tokio::select! {
+                mux = mux => Ok((mux?.map_err(Failure::of)?, Driver(None))),
+                Some(why) = expects_none => Err(Failure::WrongTls(why)),
+            }
         }
+        _ => Err(Failure::NotSent(leasehold_core::Error::invalid("the address is not one of Redis"))),
+    }
+}
+
+/// Why TLS with this server is in vain, if it expects plain text. Such a server waits for the end of what it takes for
+/// a line, so the handshake has no end.
+async fn expects_no_tls(lookups: &Lookups, host: &str, port: u16) -> Option<&'static str> {
+    let addresses = lookups.of(host, (host.to_owned(), port)).await.ok()?;
+    // Whatever a Redis server replies begins so, an error too. One that expects TLS replies with bytes that do not.
+    match first_reply(addresses, TcpStream::connect, b"PING\r\n").await.first() {
+        Some(b'+' | b'-') => Some(EXPECTS_NO_TLS),
+        _ => None,
     }
 }
 
@@ -127,7 +160,7 @@ async fn connect_to(address: SocketAddr, settings: &TcpSettings) -> io::Result<T
     #[cfg(any(target_os = "linux", target_os = "android"))]
     socket.set_tcp_user_timeout(settings.user_timeout())?;
     // Closing the socket resets it: see `settings::prepare`.
-    socket.set_linger(Some(std::time::Duration::ZERO))?;
+    socket.set_linger(Some(Duration::ZERO))?;
     Ok(stream)
 }
 

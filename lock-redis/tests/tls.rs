@@ -2,6 +2,9 @@
 
 mod support;
 
+use std::time::{Duration, Instant};
+
+use leasehold_core::backend::LockBackend;
 use leasehold_core::{ErrorKind, LockClient};
 use leasehold_redis::{QuorumBackend, RedisBackend};
 use leasehold_test_servers::{RedisSettings, certificates};
@@ -58,8 +61,7 @@ async fn a_quorum_over_tls() {
     guard.release().await.expect("a release");
     client.shutdown().await.expect("an end");
     // Without the client's certificate.
-    let error = QuorumBackend::connect(&plain).await.expect_err("a certificate is missing");
-    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    waits_in_vain(QuorumBackend::connect_lazy(&plain).expect("a URL"), ErrorKind::Auth, "`cert=`").await;
     drop(servers);
 }
 
@@ -98,7 +100,55 @@ async fn a_lock_over_tls_behind_a_sentinel() {
         client.lock("job").acquire().await.expect("a lock").release().await.expect("a release");
         client.shutdown().await.expect("an end");
     }
-    let unknown =
-        RedisBackend::connect(&format!("rediss+sentinel://localhost:{sentinel_port}/mymaster?timeout=5s")).await;
-    assert_eq!(unknown.expect_err("an authority that is not the system's").kind(), ErrorKind::Unavailable);
+    let of_sentinel = format!("{sentinel_port}/mymaster?timeout=5s");
+    for (url, hint) in [
+        (format!("rediss+sentinel://localhost:{of_sentinel}"), "`ca=`"),
+        (format!("redis+sentinel://localhost:{of_sentinel}"), "sentinel_tls=on"),
+        (format!("rediss+sentinel://{plain}/mymaster?{files}"), "sentinel_tls=off"),
+        // The Sentinel, and not the server.
+        (format!("redis+sentinel://{plain}/mymaster?timeout=5s"), "`rediss`"),
+    ] {
+        waits_in_vain(RedisBackend::connect_lazy(&url).expect("a URL"), ErrorKind::Unsupported, hint).await;
+    }
+}
+
+/// An acquire that may wait for a minute ends soon, with this kind of error and this advice.
+async fn waits_in_vain(backend: impl LockBackend, kind: ErrorKind, hint: &str) {
+    let (client, begin) = (LockClient::new(backend), Instant::now());
+    let error = client.lock("job").wait(Duration::from_secs(60)).acquire().await.expect_err("TLS is wrong");
+    assert!(error.kind() == kind && error.to_string().contains(hint), "{hint}: {error:?}");
+    assert!(begin.elapsed() < Duration::from_secs(20), "{hint}: {:?}", begin.elapsed());
+}
+
+#[tokio::test]
+async fn wrong_tls_ends_a_wait_at_once() {
+    let (folder, other) = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder")).into();
+    let file = |folder: &tempfile::TempDir, name: &str| folder.path().join(name).display().to_string();
+    for folder in [&folder, &other] {
+        certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+    }
+    let (ca, cert, key) = (file(&folder, "ca.pem"), file(&folder, "own.pem"), file(&folder, "own.key"));
+    let files = ["--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-ca-cert-file", &ca];
+    let start = |auth: &str| {
+        let (port, plain) = (free_port().to_string(), free_port().to_string());
+        let options = ["--tls-port", &port, "--port", &plain, "--bind", "127.0.0.1", "--tls-auth-clients", auth];
+        (Redis::start(&[&options[..], &files].concat()), port, plain)
+    };
+    let (_server, port, plain) = start("no");
+    let (_strict, strict, _) = start("yes");
+    let (other_ca, other_cert, other_key) = (file(&other, "ca.pem"), file(&other, "own.pem"), file(&other, "own.key"));
+    let unknown = format!("cert={other_cert}&key={other_key}");
+    use ErrorKind::{Auth, Unsupported};
+    for (url, kind, hint) in [
+        (format!("rediss://localhost:{plain}?ca={ca}"), Unsupported, "no TLS"),
+        (format!("redis://localhost:{port}"), Unsupported, "`rediss`"),
+        (format!("redis://localhost:{strict}"), Unsupported, "`rediss`"),
+        (format!("rediss://localhost:{port}"), Unsupported, "`ca=`"),
+        (format!("rediss://localhost:{port}?ca={other_ca}"), Unsupported, "`ca=`"),
+        (format!("rediss://127.0.0.1:{port}?ca={ca}"), Unsupported, "host name"),
+        (format!("rediss://localhost:{strict}?ca={ca}"), Auth, "`cert=` and `key=`"),
+        (format!("rediss://localhost:{strict}?ca={ca}&{unknown}"), Auth, "`cert=` and `key=`"),
+    ] {
+        waits_in_vain(RedisBackend::connect_lazy(&url).expect("a URL"), kind, hint).await;
+    }
 }

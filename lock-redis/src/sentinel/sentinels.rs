@@ -231,7 +231,10 @@ fn no_majority(name: &str, majority: usize, addresses: &[&str], said: &[Option<S
         Some(Said::NamesNone) => format!("{address}: does not know `{name}`"),
         Some(Said::Failed(error)) => {
             let hint = match error.kind() {
-                ErrorKind::Auth => " (`sentinel_user` and `sentinel_password` in the URL)",
+                // Not for a certificate that it refuses.
+                ErrorKind::Auth if !error.to_string().contains("`cert=`") => {
+                    " (`sentinel_user` and `sentinel_password` in the URL)"
+                }
                 _ => "",
             };
             let why = with_causes(error);
