@@ -36,4 +36,6 @@ mod mysql {
     mod withdrawn;
 
     leasehold_conformance::suite!(strategy::MySqlFixture);
+    #[path = "../support/wrong_tls.rs"]
+    mod wrong_tls;
 }

@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 
+use leasehold_core::backend::kit::{TlsRefusal, tls_refusal};
 use leasehold_core::{Error, ErrorKind};
 use sqlx::mysql::{MySqlConnectOptions, MySqlDatabaseError};
 
@@ -42,9 +43,7 @@ impl Failure {
                 Some(reply) => Self::reply(reply),
                 None => Self::UnknownError(Error::new(ErrorKind::Indeterminate, UNKNOWN).with_source(reply)),
             },
-            // sqlx has no error of its own for this: every failed handshake of TLS is of the same kind. Those pass with
-            // the next certificate of the server, so a wait goes on. A server without TLS stays one, and the wait would
-            // be in vain.
+            // sqlx has no error of its own for this. A server without TLS stays one, and a wait would be in vain.
             sqlx::Error::Tls(cause) if cause.to_string() == "server does not support TLS" => {
                 let text = "the server offers no TLS: set it up there, or switch it off (`tls=off` in the URL)";
                 Self::Refused(Error::new(ErrorKind::Unsupported, text))
@@ -103,7 +102,12 @@ impl Failure {
             | Self::NotSent(error) => error.without_effect(),
             Self::Disconnected(cause) => {
                 let text = format!("cannot connect to the server at {address}");
-                Error::new(ErrorKind::Unavailable, text).with_source(cause)
+                match tls_refusal(&cause) {
+                    // The server has announced TLS. Plain text instead of it is the error of a server that has too many
+                    // connections or is stopping.
+                    None | Some(TlsRefusal::NoTls) => Error::new(ErrorKind::Unavailable, text).with_source(cause),
+                    Some(why) => Error::new(why.kind(), format!("{text}: {}", why.advice())).with_source(cause),
+                }
             }
             Self::TimedOut | Self::NoSuchConnection | Self::UnexpectedReply => no_connection(address),
         }
@@ -193,7 +197,13 @@ const REFUSALS: &[(&[u16], ErrorKind, &str)] = {
         (&[1044, 1095, 1142, 1143, 1227, 1370], Auth, LACKS),
         // 1698: the user logs in with a socket. 1820, 1862: the password has to be changed. 3118, 4151: the account is
         // locked.
-        (&[1045, 1130, 1698, 1820, 1862, 3118, 4151], Auth, "the server refuses the user or the password"),
+        (
+            &[1045],
+            Auth,
+            "the server refuses the user or the password, or demands TLS (`tls=verify`) or a client's certificate \
+             (`cert=` and `key=`) of this user",
+        ),
+        (&[1130, 1698, 1820, 1862, 3118, 4151], Auth, "the server refuses the user or the password"),
         // 1251, 2054, 2061: the authentication plugin needs TLS or is unknown.
         (&[1251, 2054, 2061, 3159], Auth, "the server refuses the authentication method: switch TLS on (`tls=verify`)"),
         (

@@ -7,6 +7,7 @@ use leasehold_test_servers::{MySqlSettings, certificates};
 
 use super::set_up::set_up;
 use super::support::{eventually, hold, own_servers};
+use super::wrong_tls::ends_a_wait;
 
 #[test]
 fn a_lock_over_tls() {
@@ -34,8 +35,6 @@ fn a_lock_over_tls() {
         for more in [unencrypted, "tls=unverified", &format!("ca={ca}"), &own] {
             locks("locker", more).await;
         }
-        let unknown = connect("locker", "tls=verify").await.expect_err("the authority is not one of the world's");
-        assert_eq!(unknown.kind(), ErrorKind::Unavailable, "{unknown:?}");
 
         server.query("ALTER USER 'locker'@'%' REQUIRE SSL").expect("it is altered");
         locks("locker", &format!("ca={ca}")).await;
@@ -51,6 +50,50 @@ fn a_lock_over_tls() {
 
         let missing = connect("locker", "ca=nowhere.pem").await.expect_err("there is no such file");
         assert!(missing.kind() == ErrorKind::InvalidInput && missing.to_string().contains("nowhere.pem"), "{missing}");
+    });
+}
+
+/// Each row ends a wait, with both strategies: waiting cures none of it.
+#[test]
+fn wrong_tls_ends_a_wait() {
+    own_servers(|| async {
+        let [folder, others] = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder"));
+        for folder in [&folder, &others] {
+            certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+        }
+        let file = |name: &str| folder.path().join(name).display().to_string();
+        let other = |name: &str| others.path().join(name).display().to_string();
+        let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
+        let secure = MySqlSettings::new().option(format!("ssl-ca={ca}")).option(format!("ssl-cert={cert}"));
+        let secure = secure.option(format!("ssl-key={key}")).start().unwrap_or_else(|error| panic!("{error}"));
+        let plain = MySqlSettings::new().option("skip-ssl").start().unwrap_or_else(|error| panic!("{error}"));
+        for server in [&secure, &plain] {
+            set_up(server);
+        }
+        secure.query("CREATE USER 'sure'@'%' IDENTIFIED BY 'pass-word' REQUIRE SSL").expect("it is created");
+        secure.query("CREATE USER 'known'@'%' IDENTIFIED BY 'pass-word' REQUIRE X509").expect("it is created");
+        let (tls, plain) = (secure.addr().port(), plain.addr().port());
+        let other_files = format!("cert={}&key={}", other("own.pem"), other("own.key"));
+        for (at, parameters, kind, advice) in [
+            (format!("locker:pass-word@localhost:{plain}"), format!("ca={ca}"), ErrorKind::Unsupported, "`tls=off`"),
+            (format!("sure:pass-word@localhost:{tls}"), "tls=off".to_owned(), ErrorKind::Auth, "`tls=verify`"),
+            // An authority that is not one of the world's, and one that has the same name.
+            (format!("locker:pass-word@localhost:{tls}"), "tls=verify".to_owned(), ErrorKind::Unsupported, "`ca=`"),
+            (
+                format!("locker:pass-word@localhost:{tls}"),
+                format!("ca={}", other("ca.pem")),
+                ErrorKind::Unsupported,
+                "`ca=`",
+            ),
+            (format!("locker:pass-word@127.0.0.1:{tls}"), format!("ca={ca}"), ErrorKind::Unsupported, "host name"),
+            (format!("known:pass-word@localhost:{tls}"), format!("ca={ca}"), ErrorKind::Auth, "`cert=`"),
+            (format!("known:pass-word@localhost:{tls}"), format!("ca={ca}&{other_files}"), ErrorKind::Auth, "`cert=`"),
+        ] {
+            for strategy in ["row", "for-update"] {
+                let url = format!("mysql://{at}/locks?timeout=5s&{parameters}&strategy={strategy}");
+                ends_a_wait(&url, kind, advice).await;
+            }
+        }
     });
 }
 
