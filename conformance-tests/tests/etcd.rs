@@ -24,4 +24,6 @@ mod etcd {
     mod tls;
 
     leasehold_conformance::suite!(one_member::OneMember);
+    #[path = "../support/wrong_tls.rs"]
+    mod wrong_tls;
 }

@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Channel, Client, ConnectOptions, GetOptions, KvClient};
-use leasehold_core::backend::kit::run_to_end;
+use leasehold_core::backend::kit::{run_to_end, tls_refusal};
 use leasehold_core::{Error, ErrorKind};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::errors::{Failure, not_connected};
+use crate::errors::{Failure, not_connected, wrong_tls};
 use crate::health::Health;
+use crate::members::Member;
 use crate::shared::Shared;
 
 /// How long a request goes on after its caller has given up. It is not cancelled at once: the server may have begun
@@ -30,6 +31,7 @@ pub(crate) struct Connection {
     pub(crate) member: usize,
     pub(crate) health: Arc<Health>,
     in_flight: Arc<Semaphore>,
+    target: Member,
     /// The runtime of the connection.
     home: Handle,
 }
@@ -42,6 +44,14 @@ impl Connection {
         let channel = match connected {
             Ok(Ok(channel)) => channel,
             Ok(Err(error)) => {
+                let refusal = match tls_refusal(&error) {
+                    Some(why) => Some(wrong_tls(&target.address, why)),
+                    None if target.is_tls => target.wrong_tls(until).await,
+                    None => None,
+                };
+                if let Some(refusal) = refusal {
+                    return Err(Failure::NotSent(refusal.with_cause(texts_of(&error))));
+                }
                 let cause = Error::new(ErrorKind::Unavailable, "the connection failed").with_cause(texts_of(&error));
                 return Err(not_connected(&target.address, Some(cause)));
             }
@@ -56,11 +66,13 @@ impl Connection {
         match timeout_at(until, login).await {
             Ok(Ok(client)) => {
                 let in_flight = Arc::new(Semaphore::new(MOST_IN_FLIGHT));
-                Ok(Self { client, member, health: Arc::default(), in_flight, home: Handle::current() })
+                let (health, home) = (Arc::default(), Handle::current());
+                Ok(Self { client, member, health, in_flight, target: target.clone(), home })
             }
             // Nothing was requested yet but a token.
-            Ok(Err(error)) => Err(match Failure::of(error) {
+            Ok(Err(error)) => Err(match or_wrong_tls(target, Failure::of(error), until).await {
                 Failure::Refused(error) => Failure::Refused(error),
+                Failure::NotSent(error) if error.kind() != ErrorKind::Unavailable => Failure::NotSent(error),
                 failure => not_connected(&target.address, Some(failure.without_effect())),
             }),
             Err(_) => Err(not_connected(&target.address, None)),
@@ -112,6 +124,7 @@ impl Connection {
             reply
         });
         match timeout_at(until, run_to_end(&self.home, request)).await {
+            Ok(Ok(Err(failure))) if self.health.replies() == 0 => Err(or_wrong_tls(&self.target, failure, until).await),
             Ok(Ok(reply)) => reply,
             // The request took longer than any bound.
             Ok(Err(_)) => Err(Failure::TimedOut),
@@ -137,6 +150,18 @@ impl Connection {
     /// The longest reply that is accepted, in bytes.
     pub(crate) const fn max_reply() -> usize {
         LONGEST_REPLY
+    }
+}
+
+/// The failure of a request on a connection that has never had a reply. A member that expects TLS ends a connection
+/// without it at the first request, which then had certainly no effect.
+async fn or_wrong_tls(target: &Member, failure: Failure, until: Instant) -> Failure {
+    match failure {
+        Failure::Disconnected(error) if !target.is_tls => match target.wrong_tls(until).await {
+            Some(refusal) => Failure::NotSent(refusal.with_source(error)),
+            None => Failure::Disconnected(error),
+        },
+        failure => failure,
     }
 }
 

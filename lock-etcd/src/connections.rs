@@ -13,7 +13,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::connection::Connection;
-use crate::errors::{Failure, not_connected};
+use crate::errors::{Failure, most_hopeful, not_connected};
 use crate::pauses::Pauses;
 use crate::shared::Shared;
 
@@ -207,7 +207,7 @@ impl Connections {
                             return Ok(reply);
                         }
                         Some(Ok(Err(failure))) if !failure.may_try_another() => return Err(failure),
-                        Some(Ok(Err(failure))) => last = Some(failure),
+                        Some(Ok(Err(failure))) => last = most_hopeful(last.into_iter().chain([failure])),
                         // The runtime shuts down.
                         Some(Err(_)) | None => return Err(Failure::TimedOut),
                     },
@@ -341,7 +341,7 @@ async fn open_any(shared: &Arc<Shared>) -> Result<Arc<Connection>, Failure> {
         shared.members.open_any(shared.settings.timeout, open, |failure| matches!(failure, Failure::Refused(_)))
     });
     // Without a failure, the runtime shuts down.
-    let last = |mut failures: Vec<_>| failures.pop().unwrap_or_else(|| Failure::NotSent(Error::shut_down()));
+    let last = |failures: Vec<_>| most_hopeful(failures).unwrap_or_else(|| Failure::NotSent(Error::shut_down()));
     let connection = opened.await.map_err(last)?;
     shared.members.prefer(connection.member);
     Ok(Arc::new(connection))

@@ -1,6 +1,6 @@
 //! Maps every failure of a request to an error. The kind says what the failure means for the lock.
 
-use leasehold_core::backend::kit::NotOpened;
+use leasehold_core::backend::kit::{NotOpened, TlsRefusal, tls_refusal};
 use leasehold_core::{Error, ErrorKind};
 use tonic::{Code, ConnectError, Status};
 
@@ -46,6 +46,11 @@ impl Failure {
         let text = status.message();
         let cause = format!("{:?}: {text}", status.code());
         if !text.starts_with(SERVER) {
+            // With TLS 1.3, a server refuses the client's certificate when the client takes the connection for open.
+            if let Some(why) = tls_refusal(status) {
+                let text = format!("the server refuses the connection: {}", why.advice());
+                return Self::NotSent(Error::new(why.kind(), text).with_cause(cause));
+            }
             if was_not_sent(status) {
                 let error = Error::new(ErrorKind::Unavailable, "cannot connect to the server");
                 return Self::NotSent(error.with_cause(cause));
@@ -139,6 +144,27 @@ pub(crate) fn not_connected(address: &str, cause: Option<Error>) -> Failure {
         Some(cause) => error.with_source(cause),
         None => error,
     })
+}
+
+/// The error of TLS on which the URL and the server do not agree. Nothing was sent. It ends a wait, unless another member
+/// can be used.
+pub(crate) fn wrong_tls(address: &str, why: TlsRefusal) -> Error {
+    Error::new(why.kind(), format!("no connection to the server at {address}: {}", why.advice()))
+}
+
+/// The server expects TLS, and the URL has none.
+pub(crate) fn expects_tls(address: &str) -> Error {
+    let text = format!("no connection to the server at {address}: it expects TLS: begin the URL with `etcds://`");
+    Error::new(ErrorKind::Unsupported, text)
+}
+
+/// The failure of several attempts at several members: the last one, unless only an earlier one may pass.
+pub(crate) fn most_hopeful(failures: impl IntoIterator<Item = Failure>) -> Option<Failure> {
+    let is_final = |failure: &Failure| match failure {
+        Failure::NotSent(error) => error.kind() != ErrorKind::Unavailable,
+        _ => false,
+    };
+    failures.into_iter().reduce(|one, other| if is_final(&other) && !is_final(&one) { one } else { other })
 }
 
 /// Whether the request never left this process.

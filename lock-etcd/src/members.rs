@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use leasehold_core::backend::kit::{Lookups, TlsFiles, connect_to_any};
+use leasehold_core::backend::kit::{Lookups, TlsFiles, TlsRefusal, connect_to_any, expects_tls, first_reply};
 use leasehold_core::{Error, Result};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::errors::BACKEND;
+use crate::errors::{self, BACKEND};
 
 /// The server closes a connection with more frequent pings, or with pings while no request is in flight.
 const PING_INTERVAL: Duration = Duration::from_secs(6);
@@ -24,6 +24,9 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 /// Packets without a reply, a third of [`KEEPALIVE`] apart, until the connection is broken.
 const KEEPALIVE_RETRIES: u32 = 3;
 
+/// What begins a connection of HTTP/2, with settings that change nothing.
+const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
 /// One member.
 #[derive(Clone)]
 pub(crate) struct Member {
@@ -31,6 +34,7 @@ pub(crate) struct Member {
     pub(crate) address: String,
     endpoint: Endpoint,
     files: TlsFiles,
+    pub(crate) is_tls: bool,
     lookups: Arc<Lookups>,
 }
 
@@ -45,7 +49,23 @@ impl Member {
             None => endpoint,
         };
         let endpoint = endpoint.http2_keep_alive_interval(PING_INTERVAL).keep_alive_while_idle(false);
-        Ok(Self { address, endpoint, files: tls.cloned().unwrap_or_default(), lookups: Arc::default() })
+        let (files, is_tls) = (tls.cloned().unwrap_or_default(), tls.is_some());
+        Ok(Self { address, endpoint, files, is_tls, lookups: Arc::default() })
+    }
+
+    /// Why no connection to this member can be used, if its port expects TLS and the URL has none, or the reverse. A
+    /// server closes such a connection without a word, like one that is being stopped, so this asks on another one.
+    pub(crate) async fn wrong_tls(&self, until: Instant) -> Option<Error> {
+        let ask = async {
+            let addresses = self.lookups.of(&self.address, self.address.clone()).await.ok()?;
+            if !self.is_tls {
+                return expects_tls(addresses, TcpStream::connect).await.then(|| errors::expects_tls(&self.address));
+            }
+            let reply = first_reply(addresses, TcpStream::connect, HELLO).await;
+            // A frame of HTTP/2 with settings.
+            matches!(reply[..], [_, _, _, 4, ..]).then(|| errors::wrong_tls(&self.address, TlsRefusal::NoTls))
+        };
+        timeout_at(until, ask).await.ok().flatten()
     }
 
     /// Connects by `until`. A connection whose ping has no reply for `silence` counts as broken.
