@@ -26,4 +26,6 @@ mod zk {
     mod unreachable;
 
     leasehold_conformance::suite!(one_server::OneServer);
+    #[path = "../support/wrong_tls.rs"]
+    mod wrong_tls;
 }

@@ -120,8 +120,12 @@ pub(crate) fn none_connected(failures: &[Failure]) -> Failure {
         [] => Failure::TimedOut,
         [failure] => failure.clone(),
         failures => {
-            let texts: Vec<_> = failures.iter().map(|failure| failure.clone().without_effect().to_string()).collect();
-            Failure::NotSent(Error::new(ErrorKind::Unavailable, texts.join("; ")))
+            let errors: Vec<_> = failures.iter().map(|failure| failure.clone().without_effect()).collect();
+            let texts: Vec<_> = errors.iter().map(Error::to_string).collect();
+            // Waiting is in vain only if no server can be used at all.
+            let kind = errors[0].kind();
+            let is_common = errors.iter().all(|error| error.kind() == kind);
+            Failure::NotSent(Error::new(if is_common { kind } else { ErrorKind::Unavailable }, texts.join("; ")))
         }
     }
 }

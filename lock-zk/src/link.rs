@@ -100,8 +100,7 @@ impl Link {
             // A session that goes on connects again and again, and nobody reads why that fails.
             (Ok(Err(_)), _) if session.is_some() => Err(NoLink::Failed(not_connected(address, "the connection broke"))),
             (Ok(Err(_)), _) => {
-                let why = unreachable::why(address, !scheme.is_empty(), until).await;
-                Err(NoLink::Failed(not_connected(address, &why)))
+                Err(NoLink::Failed(Failure::NotSent(unreachable::why(&shared.target, address, until).await)))
             }
             (Ok(Ok(_)) | Err(_), _) => Err(NoLink::Failed(not_connected(address, unreachable::SILENT))),
         }

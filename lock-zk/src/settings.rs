@@ -61,6 +61,15 @@ pub(crate) struct Target {
     pub(crate) tls: Option<Tls>,
 }
 
+impl Target {
+    pub(crate) fn is_tls(&self) -> bool {
+        #[cfg(feature = "tls")]
+        return self.tls.is_some();
+        #[cfg(not(feature = "tls"))]
+        return false;
+    }
+}
+
 /// The files that a URL names, and their contents from the start.
 #[cfg(feature = "tls")]
 #[derive(Clone)]
@@ -74,6 +83,23 @@ impl Tls {
     /// With the present contents of the files.
     pub(crate) async fn reload(&self) -> zookeeper_client::TlsOptions {
         self.files.reload(BACKEND, options).await.unwrap_or_else(|| self.options.clone())
+    }
+
+    /// The same for a handshake without the client crate. `None` if the files cannot be used now.
+    pub(crate) fn config(&self) -> Option<rustls::ClientConfig> {
+        use rustls::pki_types::pem::PemObject;
+        use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+        let pem = self.files.read().ok()?;
+        let certificates = |pem: &[u8]| CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>().ok();
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add_parsable_certificates(certificates(&pem.ca?)?);
+        let config = rustls::ClientConfig::builder().with_root_certificates(roots);
+        match &pem.identity {
+            Some((cert, key)) => {
+                config.with_client_auth_cert(certificates(cert)?, PrivateKeyDer::from_pem_slice(key).ok()?).ok()
+            }
+            None => Some(config.with_no_client_auth()),
+        }
     }
 }
 

@@ -8,13 +8,17 @@ use leasehold_conformance::{DEADLINE, Data, run};
 use leasehold_test_servers::{ZooKeeperSettings, certificates};
 
 use super::common::eventually;
+use super::wrong_tls::ends_a_wait;
 
 #[test]
 fn a_lock_over_tls() {
     run(DEADLINE, || async {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+        let [folder, others] = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder"));
+        for folder in [&folder, &others] {
+            certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
+        }
         let file = |name: &str| folder.path().join(name).display().to_string();
+        let other = |name: &str| others.path().join(name).display().to_string();
         let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
         // The server reads both from one file.
         let both = [&key, &cert].map(|path| std::fs::read_to_string(path).expect("a file")).concat();
@@ -49,11 +53,33 @@ fn a_lock_over_tls() {
             locks("zk", &own).await.expect("the client has a certificate");
             let anonymous = locks("zks", &authority).await;
             assert_eq!(anonymous.is_ok(), !clients_need_certificates, "{anonymous:?}");
-            let plain = locks("zk", "").await.expect_err("plain text");
-            assert!(plain.kind() == ErrorKind::Unavailable && plain.to_string().contains("zks://"), "{plain:?}");
-            let no_tls = format!("zks://localhost:{}/?{own}", server.addr().port());
-            let no_tls = leasehold::connect(&no_tls).await.expect_err("a port without TLS");
-            assert!(no_tls.kind() == ErrorKind::Unavailable && no_tls.to_string().contains("zk://"), "{no_tls:?}");
+            let no_tls = server.addr().port();
+            let other_files = format!("cert={}&key={}", other("own.pem"), other("own.key"));
+            let mut wrong = vec![
+                (format!("zk://localhost:{port}/?timeout=10s"), ErrorKind::Unsupported, "`zks://`"),
+                (format!("zks://localhost:{no_tls}/?{own}"), ErrorKind::Unsupported, "`zk://`"),
+                // An authority with the same name.
+                (
+                    format!("zks://localhost:{port}/?timeout=10s&ca={}", other("ca.pem")),
+                    ErrorKind::Unsupported,
+                    "`ca=`",
+                ),
+                (format!("zks://127.0.0.1:{port}/?{own}"), ErrorKind::Unsupported, "host name"),
+                // Several servers, none of which can be used.
+                (format!("zks://127.0.0.1:{port},127.0.0.1:{port}/?{own}"), ErrorKind::Unsupported, "host name"),
+            ];
+            if clients_need_certificates {
+                let url = format!("zks://localhost:{port}/?{authority}");
+                wrong.push((format!("{url}&{other_files}"), ErrorKind::Auth, "`cert=` and `key=`"));
+                wrong.push((url, ErrorKind::Auth, "`cert=` and `key=`"));
+            }
+            for (url, kind, advice) in wrong {
+                ends_a_wait(&url, kind, advice).await;
+            }
+            // One server that cannot be used keeps nobody from the other one.
+            let client = leasehold::connect_lazy(&format!("zk://localhost:{port},localhost:{no_tls}/?timeout=10s"));
+            let client = client.expect("a URL");
+            client.lock("job").acquire().await.expect("free").release().await.expect("a release");
             let missing = connect("zks", "ca=nowhere.pem").await.expect_err("there is no such file");
             assert!(
                 missing.kind() == ErrorKind::InvalidInput && missing.to_string().contains("nowhere.pem"),
