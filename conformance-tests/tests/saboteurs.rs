@@ -92,8 +92,8 @@ saboteurs! {
         a_slow_renewal_leaves_a_true_validity: StampsRenewalsLate, "renewed on a slow path";
         a_long_ttl_out_of_a_queue_is_a_true_one: ConfirmsTheWholeTtl, "a place confirms";
         a_hold_outlives_the_retention: SweepsHeldLeases, "records of free locks";
-        a_check_and_a_grant_are_one_step: ChecksThenGrants, "two clients were granted";
         a_sweep_leaves_what_was_acquired_meanwhile: SweepsByAnOldList, "was removed while the lock was held";
+        a_check_and_a_grant_are_one_step: ChecksThenGrants, "two clients were granted";
         the_holder_never_believes_longer_than_the_server: StampsTheFuture, "the holder's validity is";
         a_fixed_lease_is_not_renewed: RenewsByItself, "a fixed lease was renewed";
         a_fixed_lease_ends_beside_a_kept_one: RenewsAllOfTheClient, "although another one is renewed";
