@@ -63,20 +63,24 @@ impl Connection {
             options = options.with_user(user, password).with_auto_token_refresh(true);
         }
         let login = Client::from_channel(Channel::Tonic(channel), Some(options));
-        match timeout_at(until, login).await {
-            Ok(Ok(client)) => {
-                let in_flight = Arc::new(Semaphore::new(MOST_IN_FLIGHT));
-                let (health, home) = (Arc::default(), Handle::current());
-                Ok(Self { client, member, health, in_flight, target: target.clone(), home })
-            }
+        let client = match timeout_at(until, login).await {
+            Ok(Ok(client)) => client,
             // Nothing was requested yet but a token.
-            Ok(Err(error)) => Err(match or_wrong_tls(target, Failure::of(error), until).await {
-                Failure::Refused(error) => Failure::Refused(error),
-                Failure::NotSent(error) if error.kind() != ErrorKind::Unavailable => Failure::NotSent(error),
-                failure => not_connected(&target.address, Some(failure.without_effect())),
-            }),
-            Err(_) => Err(not_connected(&target.address, None)),
+            Ok(Err(error)) => return Err(no_log_in(target, or_wrong_tls(target, Failure::of(error), until).await)),
+            Err(_) => return Err(not_connected(&target.address, None)),
+        };
+        let in_flight = Arc::new(Semaphore::new(MOST_IN_FLIGHT));
+        let (health, home) = (Arc::default(), Handle::current());
+        let connection = Self { client, member, health, in_flight, target: target.clone(), home };
+        // With TLS 1.3, a server refuses the client's certificate after the handshake. The first request meets that,
+        // and often without the reason. So without a log-in it is one that changes nothing.
+        if target.is_tls && shared.user.is_none() {
+            let read = connection.read_nothing(shared.keys.names_with("").unwrap_or_default(), until).await;
+            if let Err(failure @ (Failure::NotSent(_) | Failure::Disconnected(_) | Failure::TimedOut)) = read {
+                return Err(no_log_in(target, failure));
+            }
         }
+        Ok(connection)
     }
 
     /// The client of this connection, for streams.
@@ -140,16 +144,28 @@ impl Connection {
 
     /// Whether the member replies at all until then.
     pub(crate) async fn is_alive(&self, key: String, until: Instant) -> bool {
+        !matches!(self.read_nothing(key, until).await, Err(Failure::TimedOut)) && self.health.is_usable()
+    }
+
+    async fn read_nothing(&self, key: String, until: Instant) -> Result<(), Failure> {
         let client = self.client();
         // May be stale, because any reply will do: it is the member's own state.
         let options = GetOptions::new().with_serializable().with_count_only();
-        let reply = self.call(async move { client.kv_client().get(key, Some(options)).await }, until).await;
-        !matches!(reply, Err(Failure::TimedOut)) && self.health.is_usable()
+        self.call(async move { client.kv_client().get(key, Some(options)).await }, until).await.map(drop)
     }
 
     /// The longest reply that is accepted, in bytes.
     pub(crate) const fn max_reply() -> usize {
         LONGEST_REPLY
+    }
+}
+
+/// The failure of a log-in, which has no effect. Only what waiting cannot cure keeps its kind.
+fn no_log_in(target: &Member, failure: Failure) -> Failure {
+    match failure {
+        Failure::Refused(error) => Failure::Refused(error),
+        Failure::NotSent(error) if error.kind() != ErrorKind::Unavailable => Failure::NotSent(error),
+        failure => not_connected(&target.address, Some(failure.without_effect())),
     }
 }
 
