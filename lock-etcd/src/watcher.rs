@@ -137,9 +137,13 @@ impl Watcher {
     async fn open(&self, connections: &Arc<Connections>, first: (i64, String)) -> Result<WatchStream, ()> {
         let until = connections.shared.until();
         let connection = connections.get(until).await.map_err(drop)?;
-        WatchStream::open(connection, first, until).await.map_err(|(connection, failure)| {
-            broken(connections, &connection, &failure);
-        })
+        match WatchStream::open(connection, first, until).await {
+            Ok(stream) => Ok(stream),
+            Err((connection, failure)) => {
+                broken(connections, &connection, &failure).await;
+                Err(())
+            }
+        }
     }
 
     /// Receives messages until the stream ends.
@@ -166,7 +170,7 @@ impl Watcher {
                         (heard, asked) = (Instant::now(), None);
                         carry_out(core, self.received(message));
                     }
-                    Err(failure) => return broken(connections, &connection, &failure),
+                    Err(failure) => return broken(connections, &connection, &failure).await,
                 },
                 read = async { reads.as_mut().expect("it was begun").await }, if reads.is_some() => {
                     reads = None;
@@ -188,7 +192,7 @@ impl Watcher {
                         asked = Some(Instant::now());
                         stream.send(Outgoing::Progress);
                     }
-                    Some(_) => return broken(connections, &connection, &Failure::TimedOut),
+                    Some(_) => return broken(connections, &connection, &Failure::TimedOut).await,
                 },
                 () = connection.health.closed() => return,
             }
@@ -419,11 +423,17 @@ impl State {
 }
 
 /// A stream broke, so its connection may be of no use.
-fn broken(connections: &Arc<Connections>, connection: &Connection, failure: &Failure) {
+async fn broken(connections: &Arc<Connections>, connection: &Connection, failure: &Failure) {
     match failure {
         Failure::TimedOut => connection.health.doubt(),
         failure if failure.ends_connection() => connection.health.close(),
-        _ => {}
+        _ => {
+            // The log-in is out of date after a change of the user's permissions, and etcd 3.4 does not say so when it
+            // refuses a watch. The reply to a read does, and closes the connection. Otherwise watches would be refused
+            // until a renewal does that.
+            let (key, until) = (connections.shared.keys.names_with(""), connections.shared.until());
+            connection.is_alive(key.unwrap_or_default(), until).await;
+        }
     }
     connections.failed(connection, failure);
 }
