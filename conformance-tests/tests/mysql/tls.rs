@@ -1,13 +1,25 @@
 //! TLS to a real server, with a private authority and a client's certificate.
 
+use std::path::Path;
 use std::time::Duration;
 
 use leasehold::ErrorKind;
-use leasehold_test_servers::{MySqlSettings, certificates};
+use leasehold_test_servers::{MySqlServer, MySqlSettings, certificates};
 
 use super::set_up::set_up;
 use super::support::{eventually, hold, own_servers};
 use super::wrong_tls::ends_a_wait;
+
+/// A server with the certificates of this folder.
+fn secure(folder: &Path) -> MySqlServer {
+    let file = |name: &str| folder.join(name).display().to_string();
+    let settings = MySqlSettings::new().option(format!("ssl-ca={}", file("ca.pem")));
+    let settings =
+        settings.option(format!("ssl-cert={}", file("own.pem"))).option(format!("ssl-key={}", file("own.key")));
+    let server = settings.start().unwrap_or_else(|error| panic!("{error}"));
+    set_up(&server);
+    server
+}
 
 #[test]
 fn a_lock_over_tls() {
@@ -16,10 +28,7 @@ fn a_lock_over_tls() {
         certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
         let file = |name: &str| folder.path().join(name).display().to_string();
         let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
-        let settings = MySqlSettings::new().option(format!("ssl-ca={ca}"));
-        let server = settings.option(format!("ssl-cert={cert}")).option(format!("ssl-key={key}")).start();
-        let server = server.unwrap_or_else(|error| panic!("{error}"));
-        set_up(&server);
+        let server = secure(folder.path());
         let connect = async |user: &str, more: &str| {
             let port = server.addr().port();
             leasehold::connect(&format!("mysql://{user}:pass-word@localhost:{port}/locks?{more}")).await
@@ -63,13 +72,9 @@ fn wrong_tls_ends_a_wait() {
         }
         let file = |name: &str| folder.path().join(name).display().to_string();
         let other = |name: &str| others.path().join(name).display().to_string();
-        let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
-        let secure = MySqlSettings::new().option(format!("ssl-ca={ca}")).option(format!("ssl-cert={cert}"));
-        let secure = secure.option(format!("ssl-key={key}")).start().unwrap_or_else(|error| panic!("{error}"));
+        let (ca, secure) = (file("ca.pem"), secure(folder.path()));
         let plain = MySqlSettings::new().option("skip-ssl").start().unwrap_or_else(|error| panic!("{error}"));
-        for server in [&secure, &plain] {
-            set_up(server);
-        }
+        set_up(&plain);
         secure.query("CREATE USER 'sure'@'%' IDENTIFIED BY 'pass-word' REQUIRE SSL").expect("it is created");
         secure.query("CREATE USER 'known'@'%' IDENTIFIED BY 'pass-word' REQUIRE X509").expect("it is created");
         let (tls, plain) = (secure.addr().port(), plain.addr().port());
@@ -106,10 +111,7 @@ fn rotated_certificates_are_read_for_the_next_connection() {
         certificates(folder.path()).unwrap_or_else(|error| panic!("{error}"));
         let file = |name: &str| folder.path().join(name).display().to_string();
         let (ca, cert, key) = (file("ca.pem"), file("own.pem"), file("own.key"));
-        let settings = MySqlSettings::new().option(format!("ssl-ca={ca}"));
-        let server = settings.option(format!("ssl-cert={cert}")).option(format!("ssl-key={key}")).start();
-        let server = server.unwrap_or_else(|error| panic!("{error}"));
-        set_up(&server);
+        let server = secure(folder.path());
         server.query("ALTER USER 'locker'@'%' REQUIRE X509").expect("it is altered");
         let files = format!("timeout=5s&ca={ca}&cert={cert}&key={key}");
         let url = format!("mysql://locker:pass-word@localhost:{}/locks?{files}", server.addr().port());
