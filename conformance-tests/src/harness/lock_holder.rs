@@ -50,6 +50,8 @@ pub enum HolderEvent {
     Counted {
         /// The new value.
         number: u64,
+        /// When it last checked its guard, on the machine's clock: just before it wrote the value.
+        checked_us: u64,
     },
     /// The store has accepted its write under the lease.
     Wrote {

@@ -18,7 +18,11 @@ pub(crate) fn holds(events: &[HolderLine]) -> Vec<Hold> {
         let at = Duration::from_micros(line.at_us);
         let sees_an_end = matches!(line.event, HolderEvent::Lost { .. } | HolderEvent::Failed { .. });
         if let Some(hold) = open.get_mut(&line.pid).filter(|_| !sees_an_end) {
-            hold.until = at;
+            hold.until = match line.event {
+                // A process that stands still after its write reports it when the lease may have ended.
+                HolderEvent::Counted { checked_us, .. } => Duration::from_micros(checked_us),
+                _ => at,
+            };
         }
         match line.event {
             HolderEvent::Acquired { token, .. } => {
@@ -41,7 +45,7 @@ pub(crate) fn holds(events: &[HolderLine]) -> Vec<Hold> {
 /// The values of the counter, in order.
 fn counted(events: &[HolderLine]) -> Vec<u64> {
     let number = |line: &HolderLine| match line.event {
-        HolderEvent::Counted { number } => Some(number),
+        HolderEvent::Counted { number, .. } => Some(number),
         _ => None,
     };
     events.iter().filter_map(number).collect()

@@ -183,7 +183,7 @@ async fn turn(options: &Options, store: &Store, commands: &mut UnboundedReceiver
     report(HolderEvent::Acquired { token, validity_ms: millis(guard.validity()) });
     if let Some(file) = &options.counter {
         match count(file, options.work, &guard).await {
-            Ok(Some(number)) => report(HolderEvent::Counted { number }),
+            Ok(Some((number, checked_us))) => report(HolderEvent::Counted { number, checked_us }),
             // The loss is reported below.
             Ok(None) => {}
             Err(error) => report_failure("count", "Io".to_owned(), error.to_string()),
@@ -253,20 +253,21 @@ async fn write(store: &Store, guard: &LockGuard, text: &str) {
     }
 }
 
-/// Raises the number in the file, in steps that only the lock keeps together. Returns `None` if the lease was lost
-/// between them. A real program would send the token with the write.
-async fn count(file: &Path, work: Duration, guard: &LockGuard) -> std::io::Result<Option<u64>> {
+/// Raises the number in the file, in steps that only the lock keeps together. Returns it and when the guard was checked,
+/// or `None` if the lease was lost between the steps. A real program would send the token with the write.
+async fn count(file: &Path, work: Duration, guard: &LockGuard) -> std::io::Result<Option<(u64, u64)>> {
     let number = match fs::read_to_string(file) {
         Ok(text) => text.trim().parse::<u64>().map_err(std::io::Error::other)?,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
         Err(error) => return Err(error),
     };
     tokio::time::sleep(work).await;
+    let checked_us = micros(machine_now());
     if !guard.is_held() {
         return Ok(None);
     }
     fs::write(file, format!("{}\n", number + 1))?;
-    Ok(Some(number + 1))
+    Ok(Some((number + 1, checked_us)))
 }
 
 fn check(guard: Option<&LockGuard>) {
