@@ -83,7 +83,8 @@ pub async fn a_waiter_dropped_at_every_await_leaves_nothing(fixture: &dyn Fixtur
     }
     assert!(guard.is_held());
     guard.release().await.expect("a release");
-    assert!(is_free(&bob, &name).await, "a dropped waiter was handed the lock");
+    // The last request may still be on its way when no place is seen. It is granted then, and taken back.
+    becomes_free(&bob, &name, taken_back(&ann), "a dropped waiter was handed the lock").await;
 }
 
 /// Contract of `LockBackend`, "dropped calls": a runtime that shuts down drops its calls to a paused server. Later
