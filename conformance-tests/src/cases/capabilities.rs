@@ -2,6 +2,7 @@
 //! effect.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use leasehold_core::ErrorKind;
 use leasehold_core::admin::{CheckStatus, ListedName, Listing};
@@ -166,7 +167,9 @@ pub async fn the_takeover_bound_is_true(fixture: &dyn Fixture) {
 pub async fn the_worst_takeover_is_in_time(fixture: &dyn Fixture) {
     let (ann, dead) = (long_client(fixture, Route::Clear).await, Direct::new(fixture, Route::Clear).await);
     let bob = long_client(fixture, Route::Clear).await;
-    let (name, ttl, bobs_ttl) = (name("worst takeover"), fixture.ttl(), fixture.ttl() * 3);
+    // Bob has half of it to be seen in the queue, before the place of the dead one ends.
+    let ttl = fixture.ttl().max(Duration::from_secs(2));
+    let (name, bobs_ttl) = (name("worst takeover"), ttl * 3);
     let guard = hold(&ann, &name).await;
     let (stopwatch, claim) = (Stopwatch::start(), dead.claim(&name));
     dead.not_granted(&claim, ttl).await;
