@@ -1,10 +1,13 @@
 //! Failovers. Sentinels promote a replica, and no two clients believe in a lock at the same time.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::redis::RedisBackend;
-use leasehold_conformance::harness::Fault;
-use leasehold_core::{ErrorKind, LockClient, LockGuard};
+use leasehold_conformance::Direct;
+use leasehold_conformance::harness::{Fault, FaultProxy};
+use leasehold_core::backend::{RenewReply, RenewRequest};
+use leasehold_core::{ErrorKind, LockClient, LockGuard, LockName};
 
 use super::common::{SOON, Stopwatch, eventually, hold};
 use super::deployment::{Deployment, case};
@@ -161,7 +164,7 @@ fn a_demoted_primary_is_not_believed_for_long() {
 /// enough for these.
 #[test]
 fn a_former_primary_grants_no_lock_whose_holder_has_moved() {
-    const NAMES: [&str; 3] = ["tried", "waited for", "handed over"];
+    const NAMES: [&str; 4] = ["tried", "waited for", "handed over", "renewed"];
     case(2, async |mut deployment| {
         let ttl = TTL * 7 / 4;
         let (ann, long) = (deployment.client(ttl).await, ttl * 20);
@@ -177,6 +180,11 @@ fn a_former_primary_grants_no_lock_whose_holder_has_moved() {
             tokio::spawn(async move { lock.acquire().await.expect("a lock") })
         };
         let mut waiting = vec![waits(NAMES[1]), waits(NAMES[2])];
+        // He has only his place: his renewal of it finds the grant.
+        let url = deployment.url_of(&deployment.paths.iter().map(FaultProxy::addr).collect::<Vec<_>>(), more);
+        let dan = Direct::attach(Arc::new(RedisBackend::connect(&url).await.expect("a server")));
+        let claim = dan.claim(&LockName::new(NAMES[3]).expect("a name"));
+        let place = dan.not_granted(&claim, long).await;
         let has_places = || NAMES[1..].iter().all(|name| deployment.record(0, name).waiters == Some(1));
         eventually("Bob waits", has_places).await;
         deployment.is_replicated().await;
@@ -193,6 +201,11 @@ fn a_former_primary_grants_no_lock_whose_holder_has_moved() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }));
+        let renewing = tokio::spawn(async move {
+            while !matches!(dan.renew(RenewRequest::new(claim.clone(), place, long)).await, RenewReply::Granted(_)) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
         // It grants the locks when Ann's leases end there. Sentinels make it a replica later.
         let (resumed, mut granted, mut all_granted) = (Instant::now(), [false; NAMES.len()], None::<Instant>);
         while all_granted.is_none_or(|since| since.elapsed() < Duration::from_secs(1)) {
@@ -210,6 +223,7 @@ fn a_former_primary_grants_no_lock_whose_holder_has_moved() {
             for (task, name) in waiting.iter().zip([NAMES[1], NAMES[2], NAMES[0]]) {
                 assert!(!task.is_finished(), "two holders of {name:?}");
             }
+            assert!(!renewing.is_finished(), "two holders of {:?}", NAMES[3]);
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         for guard in guards {
@@ -217,6 +231,7 @@ fn a_former_primary_grants_no_lock_whose_holder_has_moved() {
             guard.release().await.expect("a release");
         }
         waiting.iter().for_each(tokio::task::JoinHandle::abort);
+        renewing.abort();
     });
 }
 
