@@ -1,5 +1,6 @@
 //! `min_replicas`: a grant or a renewal counts when replicas have it, as they say.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use leasehold::redis::{RedisBackend, ScriptCalls, acl};
@@ -61,12 +62,7 @@ impl Trio {
     }
 
     async fn client(&self, min_replicas: &str) -> LockClient {
-        let url = format!("redis://{}/?timeout=1s&min_replicas={min_replicas}", self.primary.addr());
-        let backend = RedisBackend::connect(&url).await.unwrap_or_else(|error| panic!("not connected: {error:?}"));
-        let client = LockClient::builder(backend).wait(SOON).ttl(TTL).build().expect("a client");
-        // The scripts are known, and the connection that counts is open.
-        hold(&client, "warm").await.release().await.expect("a release");
-        client
+        client(self.primary.addr(), min_replicas).await
     }
 
     fn pause(&mut self, replicas: &[usize]) {
@@ -76,6 +72,15 @@ impl Trio {
     fn resume(&mut self, replicas: &[usize]) {
         replicas.iter().for_each(|replica| self.replicas[*replica].resume().expect("a resume"));
     }
+}
+
+async fn client(address: SocketAddr, min_replicas: &str) -> LockClient {
+    let url = format!("redis://{address}/?timeout=1s&min_replicas={min_replicas}");
+    let backend = RedisBackend::connect(&url).await.unwrap_or_else(|error| panic!("not connected: {error:?}"));
+    let client = LockClient::builder(backend).wait(SOON).ttl(TTL).build().expect("a client");
+    // The scripts are known, and the connection that counts is open.
+    hold(&client, "warm").await.release().await.expect("a release");
+    client
 }
 
 async fn is_refused(client: &LockClient, lock: &str, why: &str) {
@@ -181,6 +186,36 @@ fn a_handoff_is_told_when_replicas_have_it() {
         let guard = waiter.await.expect("a grant");
         let had = token(&trio.replicas[1], "x");
         assert!(had >= guard.fencing_token().get(), "the replica has {had}");
+    });
+}
+
+/// The connection that counts leads to another server, as behind a balancer or after its address has moved. That has a
+/// replica which has all that it wrote, and the server of the lock has none.
+#[test]
+fn replicas_of_another_server_do_not_count() {
+    case(async |mut trio| {
+        let start = || RedisSettings::new().line("repl-diskless-sync-delay 0").start().expect("a server");
+        let (other, its_replica) = (start(), start());
+        replicates(&its_replica, other.addr().port()).await;
+        let address = FaultProxy::start(trio.primary.addr()).expect("a proxy");
+        let ann = client(address.addr(), "1").await;
+        trio.pause(&[0, 1]);
+        address.redirect(other.addr());
+        let clients = trio.primary.clients().expect("a list");
+        let counts = clients.iter().find(|line| line.contains(" cmd=wait ")).expect("a connection that counts");
+        let id = counts.split(' ').find_map(|field| field.strip_prefix("id=")).expect("a number");
+        trio.primary.command(&["CLIENT", "KILL", "ID", id]).expect("a kill");
+        let stopwatch = Stopwatch::start();
+        // The first attempt may find the connection closed.
+        let replaced = async || {
+            let error = ann.lock("x").try_acquire().await.expect_err("no replica has it");
+            error.to_string().contains("the server was replaced before its replicas were counted")
+        };
+        while !replaced().await {
+            stopwatch.within(SOON, "the other server was asked");
+        }
+        eventually("it was taken back", || token(&trio.primary, "x") > 0 && !is_leased(&trio.primary, "x")).await;
+        assert_eq!(token(&other, "x"), 0, "the lock is on the first server");
     });
 }
 
