@@ -179,9 +179,7 @@ impl<P: Protocol> Connection<P> {
         let now = Instant::now();
         // Every user that can use Leasehold may run this command. An error reply is ignored: the next request gets it
         // too.
-        let mut time = Cmd::new();
-        time.arg("TIME");
-        let _ = self.send(&time, now + until.saturating_duration_since(now) / 2).await;
+        let _ = self.query(&["TIME"], now + until.saturating_duration_since(now) / 2).await;
     }
 
     /// Resolves when the connection is closed.
@@ -214,6 +212,13 @@ impl<P: Protocol> Connection<P> {
             }
             done => done,
         }
+    }
+
+    /// Sends a command of these words and waits for its reply until `until`.
+    pub(crate) async fn query(&self, words: &[&str], until: Instant) -> Result<Value, Failure> {
+        let mut command = Cmd::new();
+        command.arg(words);
+        self.send(&command, until).await
     }
 
     /// Sends a command and waits for its reply until `until`.

@@ -1,16 +1,16 @@
 //! Checks whether a Redis server is fit for locks.
 
-use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use leasehold_core::Result;
 use leasehold_core::admin::{Check, CheckStatus};
-use redis::{Cmd, Value};
+use redis::Value;
 use tokio::time::Instant;
 
 use crate::backend::RedisBackend;
 use crate::connection::Connection;
 use crate::errors::Failure;
+use crate::info::Info;
 use crate::protocol::Protocol;
 use crate::replies::text;
 
@@ -33,27 +33,16 @@ impl RedisBackend {
 
 /// Checks the server of a connection.
 pub(crate) async fn checks_of<P: Protocol>(connection: &Connection<P>, until: Instant) -> Result<Vec<Check>> {
-    let info = query(connection, &["INFO"], until).await?;
-    let info = text(&info).ok_or(Failure::UnexpectedReply)?;
-    let mut checks = of_info(&info);
+    let mut checks = of_info(&Info::read(connection, &["INFO"], until).await?);
     checks.push(clock(connection, until).await?);
-    checks.push(user(query(connection, &["ACL", "WHOAMI"], until).await)?);
+    checks.push(user(connection.query(&["ACL", "WHOAMI"], until).await)?);
     Ok(checks)
 }
 
-async fn query<P: Protocol>(connection: &Connection<P>, words: &[&str], until: Instant) -> Result<Value, Failure> {
-    let mut command = Cmd::new();
-    for word in words {
-        command.arg(*word);
-    }
-    connection.send(&command, until).await
-}
-
 /// Checks the fields of `INFO`.
-fn of_info(info: &str) -> Vec<Check> {
-    let fields: HashMap<&str, &str> = info.lines().filter_map(|line| line.trim_end().split_once(':')).collect();
-    let field = |name: &str| fields.get(name).copied().unwrap_or("unknown");
-    let number = |name: &str| fields.get(name).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+fn of_info(info: &Info) -> Vec<Check> {
+    let field = |name: &str| info.get(name).unwrap_or("unknown");
+    let number = |name: &str| info.number(name);
     let warning = |hint: &str| CheckStatus::warning(hint);
     let error = |hint: &str| CheckStatus::error(hint);
 
@@ -126,7 +115,7 @@ fn of_info(info: &str) -> Vec<Check> {
 async fn clock<P: Protocol>(connection: &Connection<P>, until: Instant) -> Result<Check> {
     let wall = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let before = wall();
-    let reply = query(connection, &["TIME"], until).await?;
+    let reply = connection.query(&["TIME"], until).await?;
     let after = wall();
     let server = seconds_and_micros(&reply).ok_or(Failure::UnexpectedReply)?;
     Ok(apart(server, before, after))
@@ -195,7 +184,8 @@ mod tests {
 
     #[test]
     fn each_setting_that_harms_locks_is_found() {
-        assert!(of_info(FIT).iter().all(|check| check.status == CheckStatus::Ok), "{:?}", of_info(FIT));
+        let checks = of_info(&Info::of(FIT));
+        assert!(checks.iter().all(|check| check.status == CheckStatus::Ok), "{checks:?}");
         for (from, to, about, expected) in [
             ("noeviction", "allkeys-lru", "eviction", "error"),
             ("maxmemory_policy:noeviction\r\n", "", "eviction", "error"),
@@ -207,7 +197,7 @@ mod tests {
             ("role:master", "role:master\r\nmin_slaves_good_slaves:0", "replication", "error"),
             ("cluster_enabled:0", "cluster_enabled:1", "cluster", "error"),
         ] {
-            assert_eq!(status(&of_info(&FIT.replace(from, to)), about), expected, "{from} to {to}");
+            assert_eq!(status(&of_info(&Info::of(&FIT.replace(from, to))), about), expected, "{from} to {to}");
         }
     }
 

@@ -38,6 +38,7 @@ mod errors;
 mod examine;
 mod exchange;
 mod fence;
+mod info;
 mod keys;
 mod manager;
 mod protocol;

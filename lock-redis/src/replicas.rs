@@ -13,15 +13,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 use leasehold_core::backend::CoreHandle;
 use leasehold_core::backend::kit::{Attachment, StoreUrl, lock};
 use leasehold_core::{Error, ErrorKind, Result};
-use redis::{Cmd, Value};
+use redis::Value;
 use tokio::time::Instant;
 
 use crate::connection::{Connection, Role};
 use crate::endpoint::Endpoint;
 use crate::errors::Failure;
+use crate::info::Info;
 use crate::manager::ConnectionManager;
 use crate::protocol::Protocol;
-use crate::replies::text;
 use crate::run::Run;
 use crate::sentinel::{Primary, half_until};
 use crate::shared::millis;
@@ -62,6 +62,8 @@ impl MinReplicas {
         Error::invalid(format!("`min_replicas` must be `all` or a number from 1 to {}", Self::MOST))
     }
 }
+
+const REPLICATION: &[&str] = &["INFO", "replication"];
 
 /// The connection that counts, of one client.
 pub(crate) struct Replicas {
@@ -114,7 +116,7 @@ pub(crate) struct Session {
     process: String,
     former_history: String,
     /// The most replicas that it has had.
-    most: u32,
+    most: u64,
 }
 
 impl Protocol for Counting {
@@ -142,18 +144,19 @@ impl Protocol for Counting {
     fn handle_message(&self, _: &[u8], _: &[u8], _: Option<&Primary>, _: &Self::Session) {}
 
     async fn check(connection: &Connection<Self>, until: Instant) -> Result<Result<()>, Failure> {
-        let (server, replication) = (info("server"), info("replication"));
-        let (server, replication) =
-            tokio::try_join!(biased; connection.send(&server, until), connection.send(&replication, until))?;
-        let (server, replication) = (text(&server).unwrap_or_default(), text(&replication).unwrap_or_default());
-        if field(&replication, "role") != Some("master") {
+        let (server, replication) = tokio::try_join!(
+            biased;
+            Info::read(connection, &["INFO", "server"], until),
+            Info::read(connection, REPLICATION, until)
+        )?;
+        if replication.get("role") != Some("master") {
             let text = format!("the server at {} is a replica", connection.address());
             return Ok(Err(Error::new(ErrorKind::Unavailable, text)));
         }
         *lock(connection.session()) = Session {
-            process: field(&server, "run_id").unwrap_or_default().to_owned(),
-            former_history: field(&replication, "master_replid2").unwrap_or_default().to_owned(),
-            most: replicas_of(&replication),
+            process: server.get("run_id").unwrap_or_default().to_owned(),
+            former_history: replication.get("master_replid2").unwrap_or_default().to_owned(),
+            most: replication.number("connected_slaves"),
         };
         Ok(Ok(()))
     }
@@ -191,31 +194,31 @@ impl Protocol for Counting {
 /// so that the server's reply arrives within it.
 async fn count(connection: &Connection<Counting>, until: Instant) -> Result<Result<()>, Failure> {
     let counting = connection.protocol();
-    let mut message = Cmd::new();
-    message.arg("PUBLISH").arg(&counting.channel).arg("");
+    let message = ["PUBLISH", &counting.channel, ""];
     let enough = match counting.enough {
         MinReplicas::AtLeast(enough) => {
-            connection.send(&message, until).await?;
-            u32::from(enough)
+            connection.query(&message, until).await?;
+            u64::from(enough)
         }
         MinReplicas::All => {
-            let replication = info("replication");
-            let (_, replication) =
-                tokio::try_join!(biased; connection.send(&message, until), connection.send(&replication, until))?;
+            let (_, replication) = tokio::try_join!(
+                biased;
+                connection.query(&message, until),
+                Info::read(connection, REPLICATION, until)
+            )?;
             let mut session = lock(connection.session());
-            session.most = session.most.max(replicas_of(&text(&replication).unwrap_or_default()));
+            session.most = session.most.max(replication.number("connected_slaves"));
             session.most.max(1)
         }
     };
     let patience = half_until(until).saturating_duration_since(Instant::now());
-    let mut wait = Cmd::new();
     // Zero would wait for ever.
-    wait.arg("WAIT").arg(enough).arg(millis(patience).max(1));
-    let have = match connection.send(&wait, until).await? {
-        Value::Int(have) => have,
+    let wait = ["WAIT", &enough.to_string(), &millis(patience).max(1).to_string()];
+    let have = match connection.query(&wait, until).await? {
+        Value::Int(have) => u64::try_from(have).unwrap_or(0),
         _ => return Err(Failure::UnexpectedReply),
     };
-    if have >= i64::from(enough) {
+    if have >= enough {
         return Ok(Ok(()));
     }
     let text = format!("{have} of {enough} replicas have confirmed the lease (`min_replicas` in the URL)");
@@ -224,22 +227,5 @@ async fn count(connection: &Connection<Counting>, until: Instant) -> Result<Resu
 
 /// Checks that a server counts replicas for this user.
 pub(crate) async fn is_supported<P: Protocol>(connection: &Connection<P>, until: Instant) -> Result<(), Failure> {
-    let mut wait = Cmd::new();
-    wait.arg("WAIT").arg(0).arg(1);
-    connection.send(&wait, until).await.map(drop)
-}
-
-fn info(section: &str) -> Cmd {
-    let mut info = Cmd::new();
-    info.arg("INFO").arg(section);
-    info
-}
-
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    let fields = info.lines().filter_map(|line| line.trim_end().split_once(':'));
-    fields.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
-}
-
-fn replicas_of(replication: &str) -> u32 {
-    field(replication, "connected_slaves").and_then(|count| count.parse().ok()).unwrap_or(0)
+    connection.query(&["WAIT", "0", "1"], until).await.map(drop)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use leasehold_core::backend::kit::{Attachment, lock};
 use leasehold_core::{Error, ErrorKind, Result};
-use redis::{Cmd, Value};
+use redis::Value;
 use tokio::time::Instant;
 
 use super::naming::Address;
@@ -39,10 +39,9 @@ impl Sentinel {
     pub(super) async fn ask(manager: &manager::Inner<Self>, until: Instant) -> Result<Option<Address>> {
         let connection = manager.connection(until).await?;
         let it = connection.protocol();
-        let mut command = Cmd::new();
-        command.arg("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(&it.state.name);
         let asked = it.state.now();
-        let reply = it.reply(connection.send(&command, until).await)?;
+        let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &it.state.name];
+        let reply = it.reply(connection.query(&question, until).await)?;
         let primary = address(&reply).ok_or_else(|| it.error(Failure::UnexpectedReply))?;
         it.state.answer(it.number, asked, primary.clone());
         Ok(primary)
@@ -51,9 +50,8 @@ impl Sentinel {
     /// How many Sentinels this one knows, itself included. `None`: it does not say, or this user may not ask.
     pub(super) async fn count(manager: &manager::Inner<Self>, until: Instant) -> Option<u64> {
         let connection = manager.connection(until).await.ok()?;
-        let mut command = Cmd::new();
-        command.arg("SENTINEL").arg("MASTER").arg(&connection.protocol().state.name);
-        let Value::Map(fields) = connection.send(&command, until).await.ok()? else { return None };
+        let question = ["SENTINEL", "MASTER", &connection.protocol().state.name];
+        let Value::Map(fields) = connection.query(&question, until).await.ok()? else { return None };
         let others = fields.iter().find(|(name, _)| text(name).as_deref() == Some("num-other-sentinels"));
         Some(text(&others?.1)?.parse::<u64>().ok()? + 1)
     }
@@ -77,9 +75,7 @@ impl Sentinel {
     /// Reads the identity of the Sentinel.
     async fn id(connection: &Connection<Self>, until: Instant) -> Result<String> {
         let it = connection.protocol();
-        let mut command = Cmd::new();
-        command.arg("SENTINEL").arg("MYID");
-        let reply = it.reply(connection.send(&command, until).await)?;
+        let reply = it.reply(connection.query(&["SENTINEL", "MYID"], until).await)?;
         text(&reply).ok_or_else(|| it.error(Failure::UnexpectedReply))
     }
 

@@ -1,7 +1,7 @@
 //! A Sentinel at the address of a server.
 
 use leasehold_core::{Error, ErrorKind};
-use redis::{Cmd, Value};
+use redis::Value;
 use tokio::time::Instant;
 
 use crate::connection::Connection;
@@ -10,9 +10,7 @@ use crate::replies::text;
 
 /// The error for a server that knows no scripts, if it is a Sentinel.
 pub(crate) async fn is_sentinel<P: Protocol>(connection: &Connection<P>, until: Instant) -> Option<Error> {
-    let mut role = Cmd::new();
-    role.arg("ROLE");
-    let Value::Array(parts) = connection.send(&role, until).await.ok()? else { return None };
+    let Value::Array(parts) = connection.query(&["ROLE"], until).await.ok()? else { return None };
     let [role, Value::Array(names)] = &parts[..] else { return None };
     if text(role)? != "sentinel" {
         return None;
