@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::backend::{Confirmation, LeaseKind, Mode};
 use crate::clock::Stamp;
-use crate::defaults::{LEAST_MARGIN, RENEWALS_PER_TTL};
+use crate::defaults::{DEFAULT_MARGIN_PERCENT, LEAST_MARGIN, RENEWALS_PER_TTL};
 use crate::error::{Error, Result};
 use crate::holder_id::HolderId;
 
@@ -52,6 +52,12 @@ pub(crate) fn round_up(ttl: Duration, granularity: Duration) -> Duration {
 /// The time between the end of a holder's validity and the earliest end of its lease at the store.
 pub(crate) fn margin(ttl: Duration, percent: u8) -> Duration {
     (ttl / 100 * u32::from(percent)).max(LEAST_MARGIN)
+}
+
+/// The same, with the default of the client: for a backend that needs it itself. lock-core counts with the margin that
+/// the client has chosen.
+pub fn default_margin(ttl: Duration) -> Duration {
+    margin(ttl, DEFAULT_MARGIN_PERCENT)
 }
 
 /// The end of a validity that counts from this confirmation.

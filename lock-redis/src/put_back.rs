@@ -37,7 +37,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::backend::kit::lock;
+use leasehold_core::backend::kit::{default_margin, lock};
 use leasehold_core::backend::{Claim, RenewRequest, Stamp};
 
 use crate::run::Run;
@@ -72,7 +72,7 @@ pub(crate) struct Confirmed {
 impl Confirmed {
     /// The end of the validity, with the default margin.
     fn until(&self) -> Stamp {
-        self.sent.plus(self.ttl - self.ttl / 10)
+        self.sent.plus(self.ttl.saturating_sub(default_margin(self.ttl)))
     }
 }
 

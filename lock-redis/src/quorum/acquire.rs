@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold_core::backend::kit::lock;
 use leasehold_core::backend::kit::quorum::{Absence, Absent, Attempt, Decision, GiveUp, SettlingStep, Tally};
+use leasehold_core::backend::kit::{default_margin, lock};
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Claim, Confirmation, Grant, PlaceNumber, RenewReply, RenewRequest, Stamp,
     WITHDRAWN_TTL,
@@ -15,7 +15,6 @@ use super::backend::{Connections, QuorumBackend, too_few};
 use super::pending::Pending;
 use super::replies::Body;
 use super::request::{Operation, Request};
-use super::shared::Shared;
 use super::slot::{Slot, Vote};
 
 /// How long an attempt that has failed waits for the replies of servers that are slower than twice the others.
@@ -116,8 +115,7 @@ impl QuorumBackend {
         let Some((vote, number, fence)) = begun else { return Err(Error::withdrawn()) };
         let (bound, sent) = (shared.bound(ttl), core.stamp());
         let guess = shared.guess(fence);
-        let margin = Shared::margin(ttl);
-        let attempt = Attempt { guess, sent, ttl, margin, number, random: rand::random() };
+        let attempt = Attempt { guess, sent, ttl, margin: default_margin(ttl), number, random: rand::random() };
         let mut it = Acquiring {
             backend: self,
             connections,

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use leasehold_core::backend::kit::quorum::{HoldRequest, RunId, SettlingStep, VoteConfirmation, VoteReply, Votes};
-use leasehold_core::backend::kit::{Attachment, lock};
+use leasehold_core::backend::kit::{Attachment, default_margin, lock};
 use leasehold_core::backend::{CoreHandle, Stamp};
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::time::Instant;
@@ -92,7 +92,7 @@ impl Member {
         let Some(claim) = request.claim() else { return };
         let (slot, number) = (Slot::of(claim), self.number);
         let confirmation = |ttl: Duration| {
-            let until = sent.plus(ttl.saturating_sub(Shared::margin(ttl)));
+            let until = sent.plus(ttl.saturating_sub(default_margin(ttl)));
             VoteConfirmation { run: run.clone(), sent, until }
         };
         if let Body::Vote(VoteReply::Voted { fence } | VoteReply::Held { fence, .. }) = *body {

@@ -128,9 +128,4 @@ impl Shared {
     pub(super) fn bound(&self, ttl: Duration) -> Duration {
         request_timeout(self.timeout()).min(ttl / 3)
     }
-
-    /// The part of a ttl that a holder does not use, as lock-core's default: clocks run at different rates.
-    pub(super) fn margin(ttl: Duration) -> Duration {
-        ttl / 10
-    }
 }

@@ -42,4 +42,5 @@ pub use self::wrong_tls::{TlsRefusal, expects_tls, first_reply, tls_refusal};
 pub use crate::clock::time_since_boot;
 pub use crate::run_to_end::run_to_end;
 pub use crate::sync::lock;
+pub use crate::terms::default_margin;
 pub use crate::timers::require_timers;
