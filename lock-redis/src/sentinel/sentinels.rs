@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use leasehold_core::backend::kit::{PerRuntime, lock};
+use leasehold_core::backend::kit::{PerRuntime, lock, tls_refusal};
 use leasehold_core::backend::{Clock, Stamp, SystemClock};
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::runtime::{Handle, Id};
@@ -232,7 +232,7 @@ fn no_majority(name: &str, majority: usize, addresses: &[&str], said: &[Option<S
         Some(Said::Failed(error)) => {
             let hint = match error.kind() {
                 // Not for a certificate that it refuses.
-                ErrorKind::Auth if !error.to_string().contains("`cert=`") => {
+                ErrorKind::Auth if tls_refusal(error).is_none() => {
                     " (`sentinel_user` and `sentinel_password` in the URL)"
                 }
                 _ => "",
@@ -263,7 +263,10 @@ fn with_causes(error: &Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
+    use crate::errors::{Failure, not_connected};
 
     fn error(said: Vec<Said>) -> Error {
         let addresses = ["one:1", "two:2", "three:3"];
@@ -307,5 +310,11 @@ mod tests {
         }
         let text = error(vec![failed(Auth, "the server requires a user"), Said::NamesNone, Said::NamesNone]);
         assert!(text.to_string().contains("one:1: the server requires a user (`sentinel_user` and"), "{text}");
+        // A user does not help against a certificate that is refused.
+        let alert = io::Error::new(io::ErrorKind::InvalidData, "received fatal alert: CertificateRequired");
+        let refused = not_connected(Failure::Disconnected(alert.into()), "one:1");
+        assert_eq!(refused.kind(), Auth);
+        let text = error(vec![Said::Failed(refused), Said::NamesNone, Said::NamesNone]).to_string();
+        assert!(text.contains("`cert=`") && !text.contains("sentinel_user"), "{text}");
     }
 }
