@@ -162,8 +162,7 @@ impl RedisBackend {
             Renewed::Granted { token, .. } => !Lease::of(&request.claim).has(*token),
             _ => false,
         };
-        let is_lease = |it: &Renewed| matches!(it, Renewed::Held | Renewed::PutBack | Renewed::Granted { .. });
-        let unreplicated = match renewals.iter().any(is_lease) {
+        let unreplicated = match renewals.iter().any(Renewed::is_lease) {
             true => connection.count_replicas(run.clone(), until).await.err(),
             false => None,
         };
@@ -173,21 +172,17 @@ impl RedisBackend {
             }
             _ => None,
         };
-        let answer = |(request, renewed): (&RenewRequest, Renewed)| {
+        let doubt = |request: &RenewRequest, renewed: &Renewed| {
+            let is_place = renewed.is_lease() || matches!(renewed, Renewed::Waiting { .. });
             // The next renewal finds the grant again.
-            if let (Some(why), true) = (&unconfirmed, is_new((request, &renewed))) {
-                return RenewReply::Unknown(why.clone());
-            }
-            if let (Some(why), true) = (&unreplicated, is_lease(&renewed)) {
-                return RenewReply::Unknown(why.clone());
-            }
+            let grant = unconfirmed.as_ref().filter(|_| is_new((request, renewed)));
+            let lease = unreplicated.as_ref().filter(|_| renewed.is_lease());
             // A former primary goes on confirming requests for a while.
-            if let (
-                Renewed::Held | Renewed::PutBack | Renewed::Granted { .. } | Renewed::Waiting { .. },
-                Some((primary, at)),
-            ) = (&renewed, primary)
-                && let Err(why) = primary.check(request.ttl, at)
-            {
+            let (primary, at) = primary.filter(|_| is_place).unzip();
+            grant.or(lease).cloned().or_else(|| primary?.check(request.ttl, at?).err())
+        };
+        let answer = |(request, renewed): (&RenewRequest, Renewed)| {
+            if let Some(why) = doubt(request, &renewed) {
                 return RenewReply::Unknown(why.with_kind(ErrorKind::Indeterminate));
             }
             let confirmation = |ttl, place| Confirmation { ttl, sent, place };

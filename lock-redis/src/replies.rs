@@ -35,6 +35,13 @@ pub(crate) enum Renewed {
     Failed(String),
 }
 
+impl Renewed {
+    /// Whether the claim has the lease.
+    pub(crate) const fn is_lease(&self) -> bool {
+        matches!(self, Self::Held | Self::PutBack | Self::Granted { .. })
+    }
+}
+
 /// The state of the server, from `epoch.lua`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Server {
