@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_core::backend::kit::PooledSession;
+use leasehold_core::backend::kit::{Connecting, PooledSession};
 use tokio::time::Instant;
 
 use super::{PAUSES, Phase, Session};
@@ -96,8 +96,10 @@ impl Session {
 
     /// Opens another link. `None` if the session has ended.
     async fn reconnect(self: &Arc<Self>) -> Option<Arc<Link>> {
-        // Not a part of it for each server: on a slow path the first attempts would take what is left of a short ttl.
-        let (mut pause, mut bound) = (PAUSES.0, self.shared.settings.timeout);
+        // Not a part of the bound for each server: on a slow path the first attempts would take what is left of a short
+        // ttl.
+        let connecting = Connecting::new(self.shared.settings.timeout, self.shared.settings.connect_timeout);
+        let mut pause = PAUSES.0;
         let mut is_first = true;
         loop {
             if !std::mem::take(&mut is_first) {
@@ -114,7 +116,7 @@ impl Session {
                 self.end_at_server().await;
                 return None;
             }
-            match self.try_link(&mut bound).await {
+            match connecting.at_once(|until| self.try_link(until)).await {
                 Ok(link) => {
                     let link = Arc::new(link);
                     self.phase.send_if_modified(|phase| {
@@ -135,11 +137,9 @@ impl Session {
         }
     }
 
-    /// Tries once to connect to a server that knows all that this session has done. Takes at most `bound`, which grows
-    /// if the server is silent.
-    async fn try_link(&self, bound: &mut Duration) -> Result<Link, NoLink> {
-        let (server, begin) = (self.shared.target.servers.nth(0), Instant::now());
-        let until = begin + *bound;
+    /// Tries once to connect to a server that knows all that this session has done.
+    async fn try_link(&self, until: Instant) -> Result<Link, NoLink> {
+        let server = self.shared.target.servers.nth(0);
         let caught_up = match self.open_link(server, until).await {
             // Its own bound: on a slow path, both would never fit in one.
             Ok(link) => self.catch_up(link, Instant::now() + self.shared.settings.timeout).await,
@@ -147,9 +147,6 @@ impl Session {
         };
         if caught_up.is_err() {
             self.shared.target.servers.avoid(server);
-            if begin.elapsed() >= *bound {
-                *bound = (*bound * 2).min(self.shared.settings.connect_timeout);
-            }
         }
         caught_up
     }
