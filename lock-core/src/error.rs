@@ -79,6 +79,11 @@ impl Error {
         Self::new(ErrorKind::Indeterminate, "the connection broke during the request")
     }
 
+    /// The connection broke before a request, which was not sent.
+    pub fn not_sent() -> Self {
+        Self::new(ErrorKind::Unavailable, "the connection broke before the request was sent")
+    }
+
     /// The reply is not one that the store gives, so the outcome of its request is unknown.
     pub fn unexpected_reply() -> Self {
         let text = "the server does not give such a reply: is there a proxy in between?";

@@ -109,7 +109,7 @@ impl Connection {
         T: Send + 'static,
     {
         if !self.health.is_usable() {
-            return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "the connection broke")));
+            return Err(Failure::NotSent(Error::not_sent()));
         }
         let Ok(Ok(permit)) = timeout_at(until, self.in_flight.clone().acquire_owned()).await else {
             let text = "the client has too many requests in flight";

@@ -279,7 +279,7 @@ impl Checkout<'_> {
         work: impl AsyncFnOnce(&mut Session) -> Result<T, sqlx::Error>,
     ) -> Result<T, Failure> {
         // Taken out, so that a dropped future drops it.
-        let Some(mut session) = self.session.take() else { return Err(closed()) };
+        let Some(mut session) = self.session.take() else { return Err(Failure::NotSent(Error::not_sent())) };
         let done = {
             let mut work = std::pin::pin!(work(&mut session));
             let done = match timeout_at(until.min(Instant::now() + SLOW_AFTER), &mut work).await {
@@ -350,8 +350,4 @@ impl Checkout<'_> {
             self.pool.idle.put(session);
         }
     }
-}
-
-fn closed() -> Failure {
-    Failure::NotSent(Error::new(ErrorKind::Unavailable, "the connection broke before the request was sent"))
 }

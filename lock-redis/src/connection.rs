@@ -224,7 +224,7 @@ impl<P: Protocol> Connection<P> {
     /// Sends a command and waits for its reply until `until`.
     pub(crate) async fn send(&self, command: &Cmd, until: Instant) -> Result<Value, Failure> {
         if self.is_closed() {
-            return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "the connection broke")));
+            return Err(Failure::NotSent(Error::not_sent()));
         }
         if Instant::now() >= until {
             // A server that had no time to reply is not silent.

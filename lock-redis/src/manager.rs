@@ -137,9 +137,9 @@ impl<P: Protocol> Inner<P> {
             Ok(Ok(state)) => match (&state.connection, &state.last_error) {
                 (Some(connection), _) => Ok(connection.clone()),
                 (None, Some(error)) => Err(error.clone()),
-                (None, None) => Err(disconnected()),
+                (None, None) => Err(Error::not_sent()),
             },
-            Ok(Err(_)) => Err(disconnected()),
+            Ok(Err(_)) => Err(Error::not_sent()),
             Err(_) => Err(self.state.borrow().last_error.clone().unwrap_or_else(|| {
                 let address = &self.protocol.endpoint().address;
                 Error::new(
@@ -149,10 +149,6 @@ impl<P: Protocol> Inner<P> {
             })),
         }
     }
-}
-
-fn disconnected() -> Error {
-    Error::new(ErrorKind::Unavailable, "the connection broke before the request was sent")
 }
 
 /// Connects on request, and reconnects until it succeeds. With [`Role::CommandsAndPushes`] it also reconnects without a

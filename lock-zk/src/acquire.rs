@@ -202,7 +202,7 @@ impl Attempt<'_> {
         let sent = self.core.stamp();
         // Nothing was sent yet, so nothing is in doubt.
         if link.is_closed() {
-            return Err(link.not_sent());
+            return Err(Failure::NotSent(Error::not_sent()));
         }
         let requests = slot.send(session, || {
             let parent = (!has_parent).then(|| client.create(lock, VERSION, &container));

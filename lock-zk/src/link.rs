@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use leasehold_core::Error;
 use leasehold_core::backend::Stamp;
 use leasehold_core::backend::kit::{Lookups, connect_to_any, lock};
 use spawns_core::{Spawn, Task, enter};
@@ -182,7 +183,7 @@ impl Link {
         F: Future<Output = Result<T, ClientError>>,
     {
         if self.is_closed() {
-            return Err(self.not_sent());
+            return Err(Failure::NotSent(Error::not_sent()));
         }
         let sent = send(&self.client);
         self.wait(sent, until).await?.map_err(Failure::of)
@@ -212,12 +213,6 @@ impl Link {
     /// For requests that are sent together.
     pub(crate) fn client(&self) -> &Client {
         &self.client
-    }
-
-    /// A request that was not sent because the link is closed.
-    pub(crate) fn not_sent(&self) -> Failure {
-        let text = "the connection broke";
-        Failure::NotSent(leasehold_core::Error::new(leasehold_core::ErrorKind::Unavailable, text))
     }
 
     /// Ends the session at the server, unless others still use the link. Resolves when that is done, when the

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use leasehold_core::Error;
 use leasehold_core::backend::Stamp;
 use leasehold_core::backend::kit::{KeptSession, SessionKeeper};
 use tokio::time::Instant;
@@ -101,7 +102,7 @@ impl Session {
         let (path, sent) = (self.shared.nodes.session(self.number), self.core.stamp());
         let options = CreateMode::Ephemeral.with_acls(self.shared.acls());
         if link.is_closed() {
-            return Err(link.not_sent());
+            return Err(Failure::NotSent(Error::not_sent()));
         }
         // Requests of a session take effect in the order in which they are sent. The server closes an older link of it
         // before a newer one is used. A server that has replied to the write shows all writes of the session before it,
