@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Channel, Client, ConnectOptions, GetOptions, KvClient};
-use leasehold_core::backend::kit::{run_to_end, tls_refusal};
+use leasehold_core::backend::kit::{Health, run_to_end, tls_refusal};
 use leasehold_core::{Error, ErrorKind};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::errors::{Failure, not_connected, wrong_tls};
-use crate::health::Health;
 use crate::members::Member;
 use crate::shared::Shared;
 

@@ -37,7 +37,6 @@ mod connections;
 mod errors;
 mod examine;
 mod fence;
-mod health;
 mod inner;
 mod key_ids;
 mod keys;

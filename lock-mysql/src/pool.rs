@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
+use leasehold_core::backend::kit::Health;
 use leasehold_core::backend::kit::restart::Quarantine;
 use leasehold_core::{Error, ErrorKind};
 use sqlx::AssertSqlSafe;
@@ -27,7 +28,7 @@ use crate::shared::Shared;
 
 /// A connection of the keeper's runtime that was idle for longer is tested before it is used. What fails there is
 /// repeated.
-pub(crate) const TEST_AFTER: Duration = Duration::from_secs(5);
+pub(crate) const TEST_AFTER: Duration = Health::IDLE;
 
 /// A statement without a reply for this time gives its permit to the next one.
 const SLOW_AFTER: Duration = Duration::from_millis(50);

@@ -1,15 +1,11 @@
 //! One connection to the server. Opening, checking and using it each take bounded time.
 
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
-use leasehold_core::backend::kit::lock;
+use leasehold_core::backend::kit::Health;
 use leasehold_core::{Error, ErrorKind, Result};
 use redis::aio::MultiplexedConnection;
 use redis::{Arg, AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};
-use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::endpoint::Target;
@@ -24,10 +20,6 @@ use crate::socket::{self, Driver};
 /// The queue length of the client crate, beyond which senders wait. Never reached, because waiting requests share
 /// calls.
 const PIPELINE_BUFFER: usize = 1024;
-
-/// A connection without a reply for this time is tested before it is used: a NAT gateway or a balancer may have
-/// forgotten it.
-const IDLE: Duration = Duration::from_secs(5);
 
 /// Whether a connection also receives pushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,36 +41,6 @@ pub(crate) struct Connection<P: Protocol = Shared> {
     primary: Option<Primary>,
 }
 
-struct Health {
-    is_closed: AtomicBool,
-    closed_event: Notify,
-    /// How many replies have arrived.
-    replies_received: AtomicU64,
-    /// When the newest one arrived, or the connection was opened.
-    heard: Mutex<Instant>,
-}
-
-impl Health {
-    fn new() -> Self {
-        Self {
-            is_closed: AtomicBool::new(false),
-            closed_event: Notify::new(),
-            replies_received: AtomicU64::new(0),
-            heard: Mutex::new(Instant::now()),
-        }
-    }
-
-    fn note_reply(&self) {
-        self.replies_received.fetch_add(1, Ordering::Relaxed);
-        *lock(&self.heard) = Instant::now();
-    }
-
-    fn close(&self) {
-        self.is_closed.store(true, Ordering::Release);
-        self.closed_event.notify_one();
-    }
-}
-
 impl<P: Protocol> Connection<P> {
     /// Connects, subscribes and checks the server. The connection lives as long as its driver.
     pub(crate) async fn open(protocol: &Arc<P>, role: Role) -> Result<(Self, Driver)> {
@@ -97,7 +59,7 @@ impl<P: Protocol> Connection<P> {
         let endpoint = protocol.endpoint();
         let Target { client, address, primary } = target;
         let lost = |failure| not_connected(failure, &address);
-        let (health, session) = (Arc::new(Health::new()), Arc::new(protocol.session()));
+        let (health, session) = (Arc::<Health>::default(), Arc::new(protocol.session()));
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
@@ -165,12 +127,12 @@ impl<P: Protocol> Connection<P> {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.health.is_closed.load(Ordering::Acquire)
+        !self.health.is_usable()
     }
 
     /// Whether it has to be tested before it is used.
     pub(crate) fn is_idle(&self) -> bool {
-        lock(&self.health.heard).elapsed() >= IDLE
+        self.health.is_idle()
     }
 
     /// Tests the connection. If there is no reply within half of the time until `until`, it is closed, and the other
@@ -184,9 +146,7 @@ impl<P: Protocol> Connection<P> {
 
     /// Resolves when the connection is closed.
     pub(crate) async fn closed(&self) {
-        while !self.is_closed() {
-            self.health.closed_event.notified().await;
-        }
+        self.health.closed().await;
     }
 
     /// Closes the connection if the server is a replica and Sentinels can name another one.
@@ -230,7 +190,7 @@ impl<P: Protocol> Connection<P> {
             // A server that had no time to reply is not silent.
             return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "there was no time to send the request")));
         }
-        let replies_received = self.health.replies_received.load(Ordering::Relaxed);
+        let replies = self.health.replies();
         let mut mux = self.mux.clone();
         match timeout_at(until, mux.send_packed_command(command)).await {
             Ok(Ok(value)) => {
@@ -249,9 +209,8 @@ impl<P: Protocol> Connection<P> {
                 Err(failure)
             }
             Err(_) => {
-                // If other replies arrived meanwhile, the server is only slow. If none did, a new connection may get
-                // through sooner than this one, whose packets are retransmitted at growing intervals.
-                if self.health.replies_received.load(Ordering::Relaxed) == replies_received {
+                // Otherwise the server is only slow.
+                if self.health.replies() == replies {
                     self.health.close();
                 }
                 Err(Failure::TimedOut)

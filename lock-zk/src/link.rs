@@ -5,17 +5,15 @@
 //! silent. The session then opens another link (see `session`), and the server continues the same session on it.
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use leasehold_core::Error;
 use leasehold_core::backend::Stamp;
-use leasehold_core::backend::kit::{Lookups, connect_to_any, lock};
+use leasehold_core::backend::kit::{Health, Lookups, connect_to_any, lock};
 use spawns_core::{Spawn, Task, enter};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 use zookeeper_client::{Client, Error as ClientError, SessionInfo, SessionState};
@@ -35,9 +33,7 @@ pub(crate) struct Link {
     client: Client,
     /// The index of its server.
     server: usize,
-    is_closed: watch::Sender<bool>,
-    /// How many replies have arrived.
-    replies: AtomicU64,
+    health: Arc<Health>,
     task: AbortHandle,
     activity: Mutex<Activity>,
     /// A server that has sent no reply for so long to a call that waits is silent.
@@ -89,10 +85,10 @@ impl Link {
         let started = lock(&spawner.started).take();
         match (connected, started) {
             (Ok(Ok(client)), Some(started)) => {
-                let Started { task, is_closed } = started;
+                let Started { task, health } = started;
                 let activity = Mutex::new(Activity::new(shared.settings.tick, shared.settings.timeout, sent));
                 let silent_after = shared.settings.timeout / 2;
-                Ok(Self { client, server, is_closed, replies: AtomicU64::new(0), task, activity, silent_after })
+                Ok(Self { client, server, health, task, activity, silent_after })
             }
             (Ok(Err(ClientError::SessionExpired)), _) if session.is_some() => Err(NoLink::Expired),
             (Ok(Err(error @ (ClientError::AuthFailed | ClientError::BadArguments(_)))), _) => {
@@ -137,15 +133,13 @@ impl Link {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        *self.is_closed.borrow()
+        !self.health.is_usable()
     }
 
     /// Resolves when the link is of no use any more. It does not keep the link.
     pub(crate) fn closed(&self) -> impl Future<Output = ()> + Send + 'static {
-        let mut is_closed = self.is_closed.subscribe();
-        async move {
-            let _ = is_closed.wait_for(|is_closed| *is_closed).await;
-        }
+        let health = self.health.clone();
+        async move { health.closed().await }
     }
 
     /// Resolves when the connection has broken, and returns whether the server has ended the session.
@@ -168,7 +162,7 @@ impl Link {
 
     /// Ends the connection, and leaves the session at the server. Requests that have no reply get none.
     pub(crate) fn kill(&self) {
-        self.is_closed.send_replace(true);
+        self.health.close();
         self.task.abort();
     }
 
@@ -191,18 +185,16 @@ impl Link {
 
     /// Waits for the replies to requests that were sent on this link.
     pub(crate) async fn wait<F: Future>(&self, sent: F, until: Instant) -> Result<F::Output, Failure> {
-        let (replies, begin) = (self.replies.load(Ordering::Relaxed), Instant::now());
+        let (replies, begin) = (self.health.replies(), Instant::now());
         match timeout_at(until, sent).await {
             Ok(reply) => {
-                if !self.is_closed() {
-                    self.replies.fetch_add(1, Ordering::Relaxed);
-                }
+                self.health.note_reply();
                 Ok(reply)
             }
             Err(_) => {
-                // If other replies arrived meanwhile, the server is only slow. And a call that has spent its time on
+                // Otherwise the server is only slow. And a call that has spent its time on
                 // connecting says nothing about the link: on a slow path, each new session would lose its first link.
-                if self.replies.load(Ordering::Relaxed) == replies && begin.elapsed() >= self.silent_after {
+                if self.health.replies() == replies && begin.elapsed() >= self.silent_after {
                     self.kill();
                 }
                 Err(Failure::TimedOut)
@@ -242,7 +234,7 @@ async fn live_address(lookups: &Lookups, address: &str) -> String {
 /// The task of a connection.
 struct Started {
     task: AbortHandle,
-    is_closed: watch::Sender<bool>,
+    health: Arc<Health>,
 }
 
 /// Starts the task of the client crate as one that can be aborted.
@@ -253,23 +245,23 @@ struct Spawner {
 
 impl Spawn for Spawner {
     fn spawn(&self, task: Task) {
-        let is_closed = watch::Sender::new(false);
-        let end = CloseOnDrop(is_closed.clone());
+        let health = Arc::<Health>::default();
+        let end = CloseOnDrop(health.clone());
         let serve = Box::into_pin(task.future);
         let task = tokio::spawn(async move {
             let _end = end;
             serve.await;
         });
-        *lock(&self.started) = Some(Started { task: task.abort_handle(), is_closed });
+        *lock(&self.started) = Some(Started { task: task.abort_handle(), health });
     }
 }
 
 /// Marks a link as closed when its task has ended, for whichever reason.
-struct CloseOnDrop(watch::Sender<bool>);
+struct CloseOnDrop(Arc<Health>);
 
 impl Drop for CloseOnDrop {
     fn drop(&mut self) {
-        self.0.send_replace(true);
+        self.0.close();
     }
 }
 

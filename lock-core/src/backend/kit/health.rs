@@ -4,16 +4,16 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use leasehold_core::backend::kit::lock;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// A connection without a reply for so long may have been forgotten on its path, by a NAT or a balancer, which nobody
-/// reports.
-const IDLE: Duration = Duration::from_secs(5);
+use crate::sync::lock;
 
-/// Notes the replies of a connection and the lack of them.
-pub(crate) struct Health {
+/// Notes the replies of a connection and the lack of them. A request without a reply in time says something about its
+/// connection only if no other reply has arrived meanwhile: otherwise the server is only slow. A connection of which
+/// nothing arrives is better replaced, because its packets are retransmitted at growing intervals.
+#[derive(Debug)]
+pub struct Health {
     state: watch::Sender<State>,
     /// How many replies have arrived.
     replies: AtomicU64,
@@ -37,21 +37,27 @@ enum State {
 }
 
 impl Health {
-    pub(crate) fn is_usable(&self) -> bool {
+    /// A connection without a reply for so long may have been forgotten on its path, by a NAT or a balancer, which
+    /// nobody reports.
+    pub const IDLE: Duration = Duration::from_secs(5);
+
+    /// Whether new requests may use this connection.
+    pub fn is_usable(&self) -> bool {
         *self.state.borrow() == State::Usable
     }
 
     /// Whether it has to prove that it still works.
-    pub(crate) fn is_idle(&self) -> bool {
-        lock(&self.heard).elapsed() >= IDLE
+    pub fn is_idle(&self) -> bool {
+        lock(&self.heard).elapsed() >= Self::IDLE
     }
 
-    pub(crate) fn replies(&self) -> u64 {
+    /// How many replies have arrived.
+    pub fn replies(&self) -> u64 {
         self.replies.load(Ordering::Relaxed)
     }
 
     /// A reply has arrived.
-    pub(crate) fn note_reply(&self) {
+    pub fn note_reply(&self) {
         self.replies.fetch_add(1, Ordering::Relaxed);
         *lock(&self.heard) = Instant::now();
         if !self.is_usable() {
@@ -60,12 +66,12 @@ impl Health {
     }
 
     /// A request had no reply in time. Lets no new request use this connection until a reply arrives.
-    pub(crate) fn doubt(&self) {
+    pub fn doubt(&self) {
         self.change(State::Usable, State::Doubtful);
     }
 
     /// Lets no new request use this connection.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         self.state.send_replace(State::Closed);
     }
 
@@ -79,15 +85,15 @@ impl Health {
         });
     }
 
-    /// Resolves when there is no doubt. Returns whether new requests may use this connection.
-    pub(crate) async fn decided(&self) -> bool {
+    /// Resolves when there is no doubt. Cancel safe. Returns whether new requests may use this connection.
+    pub async fn decided(&self) -> bool {
         let mut state = self.state.subscribe();
         // The sender lives as long as `self`.
         state.wait_for(|state| *state != State::Doubtful).await.is_ok_and(|state| *state == State::Usable)
     }
 
-    /// Resolves when the connection is closed.
-    pub(crate) async fn closed(&self) {
+    /// Resolves when the connection is closed. Cancel safe.
+    pub async fn closed(&self) {
         let _ = self.state.subscribe().wait_for(|state| *state == State::Closed).await;
     }
 }
