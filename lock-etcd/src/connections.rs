@@ -1,15 +1,14 @@
 //! The connection of one runtime: opened when it is needed, to the first member that serves it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use etcd_client::{Client, KvClient};
-use leasehold_core::backend::kit::{PerRuntime, lock};
+use leasehold_core::backend::kit::{PerRuntime, RuntimeTask, lock};
 use leasehold_core::{Error, Result};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::connection::Connection;
@@ -24,9 +23,8 @@ pub(crate) struct Connections {
     pub(crate) shared: Arc<Shared>,
     runtime: Handle,
     state: Mutex<State>,
-    is_stopped: Arc<AtomicBool>,
     /// Sees the end of the runtime.
-    watchdog: AbortHandle,
+    watchdog: RuntimeTask,
 }
 
 #[derive(Default)]
@@ -41,30 +39,15 @@ impl State {
     }
 }
 
-/// Sets its flag when it is dropped.
-struct Flag(Arc<AtomicBool>);
-
-impl Drop for Flag {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
-
 impl Connections {
     pub(crate) fn new(shared: Arc<Shared>, runtime: &Handle) -> Arc<Self> {
-        let is_stopped = Arc::new(AtomicBool::new(false));
-        let flag = Flag(is_stopped.clone());
-        let watchdog = runtime.spawn(async move {
-            let _flag = flag;
-            std::future::pending::<()>().await;
-        });
-        let watchdog = watchdog.abort_handle();
-        Arc::new(Self { shared, runtime: runtime.clone(), state: Mutex::default(), is_stopped, watchdog })
+        let watchdog = RuntimeTask::begin(runtime, std::future::pending(), || {});
+        Arc::new(Self { shared, runtime: runtime.clone(), state: Mutex::default(), watchdog })
     }
 
     /// Whether its runtime has ended.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.is_stopped.load(Ordering::Acquire)
+        self.watchdog.has_ended()
     }
 
     /// A connection. Every caller of the runtime shares it.
@@ -284,12 +267,6 @@ impl Connections {
         if !connection.health.is_usable() && !matches!(failure, Failure::Token(_)) {
             self.shared.members.avoid(connection.member);
         }
-    }
-}
-
-impl Drop for Connections {
-    fn drop(&mut self) {
-        self.watchdog.abort();
     }
 }
 

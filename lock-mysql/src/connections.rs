@@ -78,7 +78,7 @@ impl Pools {
             let test_after = if keeper.is_ok_and(|it| it.id() == runtime.id()) { TEST_AFTER } else { TEST_SOON };
             RuntimePool::new(Pool::new(self.shared.clone(), self.set_up, self.limit, test_after), runtime)
         };
-        self.pools.read(runtime, |it| !it.pool.is_stopped(), make, |it| it.pool.clone())
+        self.pools.read(runtime, |it| !it.is_stopped(), make, |it| it.pool.clone())
     }
 
     /// Opens a connection of the keeper's runtime, once: the first withdrawal or renewal then takes one round trip.

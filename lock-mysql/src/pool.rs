@@ -10,15 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
-use leasehold_core::backend::kit::Health;
 use leasehold_core::backend::kit::restart::Quarantine;
+use leasehold_core::backend::kit::{Health, RuntimeTask};
 use leasehold_core::{Error, ErrorKind};
 use sqlx::AssertSqlSafe;
 use sqlx::mysql::{MySql, MySqlArguments, MySqlQueryResult, MySqlRow};
 use sqlx::query::Query;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
 use crate::errors::Failure;
@@ -39,32 +38,26 @@ const MAX_SLOW: usize = 8;
 /// The connections of one runtime. Dropping it closes them.
 pub(crate) struct RuntimePool {
     pub(crate) pool: Arc<Pool>,
-    task: AbortHandle,
+    task: RuntimeTask,
 }
 
 impl RuntimePool {
     pub(crate) fn new(pool: Pool, runtime: &Handle) -> Self {
         let pool = Arc::new(pool);
-        // Created outside the task, because a runtime that was shut down drops the task without running it.
-        let guard = StopGuard(pool.clone());
-        let task = runtime.spawn(async move { guard.0.idle.close_old(&guard.0.shared).await });
-        Self { pool, task: task.abort_handle() }
+        let (open, stopped) = (pool.clone(), pool.clone());
+        let close_old = async move { open.idle.close_old(&open.shared).await };
+        let task = RuntimeTask::begin(runtime, close_old, move || stopped.stop());
+        Self { pool, task }
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.task.has_ended()
     }
 }
 
 impl Drop for RuntimePool {
     fn drop(&mut self) {
-        self.task.abort();
         self.pool.stop();
-    }
-}
-
-/// Stops the pool when its task is dropped. A runtime drops its tasks when it is shut down.
-struct StopGuard(Arc<Pool>);
-
-impl Drop for StopGuard {
-    fn drop(&mut self) {
-        self.0.stop();
     }
 }
 
@@ -112,10 +105,6 @@ impl Pool {
     /// For one new connection. Opening it needs no table.
     pub(crate) fn single(shared: &Arc<Shared>, set_up: SetUp) -> Self {
         Self::new(shared.clone(), set_up, Limit::Calls(1), TEST_AFTER)
-    }
-
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.idle.is_stopped()
     }
 
     fn stop(&self) {

@@ -5,14 +5,13 @@
 //! threads, and a user's runtime that is starved or shut down does not stop the renewals.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold_core::backend::Event;
+use leasehold_core::backend::kit::RuntimeTask;
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::batcher::Batcher;
@@ -33,7 +32,7 @@ const STABLE_AFTER: Duration = Duration::from_secs(1);
 /// Manages one connection. Dropping it ends its task.
 pub(crate) struct ConnectionManager<P: Protocol = Shared> {
     inner: Arc<Inner<P>>,
-    task: AbortHandle,
+    task: RuntimeTask,
 }
 
 pub(crate) struct Inner<P: Protocol = Shared> {
@@ -43,8 +42,6 @@ pub(crate) struct Inner<P: Protocol = Shared> {
     state: watch::Sender<State<P>>,
     /// A call needs a connection.
     requested: Notify,
-    /// The runtime was shut down.
-    is_stopped: AtomicBool,
 }
 
 struct State<P: Protocol> {
@@ -63,17 +60,16 @@ impl<P: Protocol> ConnectionManager<P> {
             role,
             state: watch::Sender::new(State { attempts: 0, connection: None, last_error: None }),
             requested: Notify::new(),
-            is_stopped: AtomicBool::new(false),
         });
-        // Created outside the task, because a runtime that was shut down drops the task without running it.
-        let guard = StopGuard(inner.clone());
-        let task = runtime.spawn(async move {
+        let (connected, stopped) = (inner.clone(), inner.clone());
+        let connect = async move {
             tokio::select! {
-                () = reconnect(&guard.0) => {}
-                () = guard.0.batcher.fail_overdue() => {}
+                () = reconnect(&connected) => {}
+                () = connected.batcher.fail_overdue() => {}
             }
-        });
-        Self { inner, task: task.abort_handle() }
+        };
+        let task = RuntimeTask::begin(runtime, connect, move || stopped.batcher.close());
+        Self { inner, task }
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner<P>> {
@@ -82,13 +78,7 @@ impl<P: Protocol> ConnectionManager<P> {
 
     /// Whether the runtime has stopped, so that a new manager has to replace this one.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.inner.is_stopped.load(Ordering::Acquire)
-    }
-}
-
-impl<P: Protocol> Drop for ConnectionManager<P> {
-    fn drop(&mut self) {
-        self.task.abort();
+        self.task.has_ended()
     }
 }
 
@@ -206,15 +196,5 @@ async fn serve<P: Protocol>(manager: &Inner<P>, connection: Arc<Connection<P>>, 
     // Requests were queued when the connection closed. They must not wait for another caller to ask for a connection.
     if !manager.batcher.is_empty() {
         manager.requested.notify_one();
-    }
-}
-
-/// Marks the manager as stopped when its task is dropped. A runtime drops its tasks when it is shut down.
-struct StopGuard<P: Protocol>(Arc<Inner<P>>);
-
-impl<P: Protocol> Drop for StopGuard<P> {
-    fn drop(&mut self) {
-        self.0.is_stopped.store(true, Ordering::Release);
-        self.0.batcher.close();
     }
 }

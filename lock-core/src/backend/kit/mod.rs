@@ -31,7 +31,7 @@ pub use self::bounded_set::BoundedSet;
 pub use self::cluster_url::{Cluster, ClusterUrl};
 pub use self::connecting::{Attempt, Connecting};
 pub use self::health::Health;
-pub use self::per_runtime::PerRuntime;
+pub use self::per_runtime::{PerRuntime, RuntimeTask};
 pub use self::restart::OnRestart;
 pub use self::servers::Servers;
 pub use self::session_keeper::{KeptSession, SessionKeeper, Unconfirmed};

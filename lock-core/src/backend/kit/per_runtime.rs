@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use tokio::runtime::{Handle, Id};
+use tokio::task::AbortHandle;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::lock;
@@ -69,12 +71,78 @@ impl<T> fmt::Debug for PerRuntime<T> {
     }
 }
 
+/// A task of one runtime, such as the one that serves a value of [`PerRuntime`]. Dropping this ends it, and so does the
+/// end of the runtime, which drops its tasks.
+#[derive(Debug)]
+pub struct RuntimeTask {
+    task: AbortHandle,
+    has_ended: Arc<AtomicBool>,
+}
+
+impl RuntimeTask {
+    /// Begins the task. `at_end` is called when it ends, for whichever reason.
+    pub fn begin(
+        runtime: &Handle,
+        task: impl Future<Output = ()> + Send + 'static,
+        at_end: impl FnOnce() + Send + 'static,
+    ) -> Self {
+        let has_ended = Arc::new(AtomicBool::new(false));
+        // Created outside the task, because a runtime that was shut down drops the task without running it.
+        let end = End { has_ended: has_ended.clone(), at_end: Some(at_end) };
+        let task = runtime.spawn(async move {
+            let _end = end;
+            task.await;
+        });
+        Self { task: task.abort_handle(), has_ended }
+    }
+
+    /// Whether the task has ended, for example because its runtime was shut down.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for RuntimeTask {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct End<F: FnOnce()> {
+    has_ended: Arc<AtomicBool>,
+    at_end: Option<F>,
+}
+
+impl<F: FnOnce()> Drop for End<F> {
+    fn drop(&mut self) {
+        self.has_ended.store(true, Ordering::Release);
+        if let Some(at_end) = self.at_end.take() {
+            at_end();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     use super::*;
+
+    #[test]
+    fn a_task_ends_with_its_runtime_even_if_that_never_ran_it() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let handle = runtime.handle().clone();
+        let ends = Arc::new(Mutex::new(0));
+        let begin = || {
+            let ends = ends.clone();
+            RuntimeTask::begin(&handle, std::future::pending(), move || *lock(&ends) += 1)
+        };
+        let (running, dropped) = (begin(), begin());
+        drop(dropped);
+        runtime.block_on(tokio::task::yield_now());
+        assert_eq!((running.has_ended(), *lock(&ends)), (false, 1));
+        drop(runtime);
+        assert_eq!((running.has_ended(), *lock(&ends)), (true, 2));
+        assert_eq!((begin().has_ended(), *lock(&ends)), (true, 3));
+    }
 
     #[test]
     fn each_runtime_has_a_value_until_that_is_not_alive() {
