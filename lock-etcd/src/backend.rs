@@ -10,7 +10,7 @@ use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Admin, Capabilities, CoreHandle, LockBackend, ReleaseOutcome, ReleaseRequest,
     RenewReplies, RenewRequest, WatchNames,
 };
-use leasehold_core::{Error, Result};
+use leasehold_core::{Error, ErrorKind, Result};
 use tokio::task::AbortHandle;
 
 use crate::acquire::Attempt;
@@ -57,7 +57,15 @@ impl EtcdBackend {
             let (prefix, options) = (prefix.clone(), options.clone());
             async move { client.kv_client().get(prefix, Some(options)).await }
         });
-        read.await.map_err(Failure::without_effect)?;
+        read.await.map_err(|failure| match failure {
+            Failure::TimedOut => {
+                let (addresses, bound) = (inner.shared.addresses(), inner.shared.settings.timeout);
+                let text =
+                    format!("no connection to the server at {addresses}: the first reply took longer than {bound:?}");
+                Error::new(ErrorKind::Unavailable, text)
+            }
+            failure => failure.without_effect(),
+        })?;
         Ok(backend)
     }
 

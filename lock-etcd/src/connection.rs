@@ -39,10 +39,11 @@ impl Connection {
     /// Connects to a member and logs in.
     pub(crate) async fn open(shared: &Arc<Shared>, member: usize, until: Instant) -> Result<Self, Failure> {
         let target = &shared.members.all()[member];
-        let connected = timeout_at(until, target.connect(until, shared.settings.timeout)).await;
-        let channel = match connected {
-            Ok(Ok(channel)) => channel,
-            Ok(Err(error)) => {
+        let attempt = shared.connecting.attempt_until(&target.address, until);
+        let connect = target.connect(until, shared.settings.timeout, attempt.progress());
+        let channel = match attempt.step("the lookup of its name", connect).await.map_err(Failure::NotSent)? {
+            Ok(channel) => channel,
+            Err(error) => {
                 let refusal = match tls_refusal(&error) {
                     Some(why) => Some(wrong_tls(&target.address, why)),
                     None if target.is_tls => target.wrong_tls(until).await,
@@ -52,9 +53,8 @@ impl Connection {
                     return Err(Failure::NotSent(refusal.with_cause(texts_of(&error))));
                 }
                 let cause = Error::new(ErrorKind::Unavailable, "the connection failed").with_cause(texts_of(&error));
-                return Err(not_connected(&target.address, Some(cause)));
+                return Err(not_connected(&target.address, cause));
             }
-            Err(_) => return Err(not_connected(&target.address, None)),
         };
         // With it, a member without a leader refuses requests at once and ends its streams.
         let mut options = ConnectOptions::new().with_require_leader(true);
@@ -62,11 +62,10 @@ impl Connection {
             options = options.with_user(user, password).with_auto_token_refresh(true);
         }
         let login = Client::from_channel(Channel::Tonic(channel), Some(options));
-        let client = match timeout_at(until, login).await {
-            Ok(Ok(client)) => client,
+        let client = match attempt.step("the log-in", login).await.map_err(Failure::NotSent)? {
+            Ok(client) => client,
             // Nothing was requested yet but a token.
-            Ok(Err(error)) => return Err(no_log_in(target, or_wrong_tls(target, Failure::of(error), until).await)),
-            Err(_) => return Err(not_connected(&target.address, None)),
+            Err(error) => return Err(no_log_in(target, or_wrong_tls(target, Failure::of(error), until).await)),
         };
         let in_flight = Arc::new(Semaphore::new(MOST_IN_FLIGHT));
         let (health, home) = (Arc::default(), Handle::current());
@@ -74,7 +73,9 @@ impl Connection {
         // With TLS 1.3, a server refuses the client's certificate after the handshake. The first request meets that,
         // and often without the reason. So without a log-in it is one that changes nothing.
         if target.is_tls && shared.user.is_none() {
-            let read = connection.read_nothing(shared.keys.names_with("").unwrap_or_default(), until).await;
+            let key = shared.keys.names_with("").unwrap_or_default();
+            let read = connection.read_nothing(key, until + shared.settings.timeout);
+            let read = attempt.step("the first reply", read).await.map_err(Failure::NotSent)?;
             if let Err(failure @ (Failure::NotSent(_) | Failure::Disconnected(_) | Failure::TimedOut)) = read {
                 return Err(no_log_in(target, failure));
             }
@@ -164,7 +165,7 @@ fn no_log_in(target: &Member, failure: Failure) -> Failure {
     match failure {
         Failure::Refused(error) => Failure::Refused(error),
         Failure::NotSent(error) if error.kind() != ErrorKind::Unavailable => Failure::NotSent(error),
-        failure => not_connected(&target.address, Some(failure.without_effect())),
+        failure => not_connected(&target.address, failure.without_effect()),
     }
 }
 

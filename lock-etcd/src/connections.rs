@@ -1,5 +1,6 @@
 //! The connection of one runtime: opened when it is needed, to the first member that serves it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use crate::connection::Connection;
-use crate::errors::{Failure, most_hopeful, not_connected};
+use crate::errors::{Failure, most_hopeful};
 use crate::pauses::Pauses;
 use crate::shared::Shared;
 
@@ -86,8 +87,7 @@ impl Connections {
     }
 
     fn unreachable(&self) -> Failure {
-        let addresses: Vec<_> = self.shared.members.all().iter().map(|member| &*member.address).collect();
-        not_connected(&addresses.join(", "), None)
+        Failure::NotSent(self.shared.connecting.given_up(&self.shared.addresses()))
     }
 
     /// Opens a connection, or waits for the former one.
@@ -160,7 +160,7 @@ impl Connections {
         F: Future<Output = Result<T, etcd_client::Error>> + Send + 'static,
         T: Send + 'static,
     {
-        let mut attempts = JoinSet::new();
+        let (mut attempts, is_sent) = (JoinSet::new(), Arc::new(AtomicBool::new(false)));
         let (mut asked, mut last, mut pauses, retry_until) = (0, None, Pauses::default(), self.retry_until(until));
         let members = self.shared.members.all().len();
         // The path may have forgotten an idle connection, so another one is opened beside the request. The preferred
@@ -173,8 +173,8 @@ impl Connections {
         loop {
             let begin = Instant::now();
             let ask = |attempts: &mut JoinSet<_>, nth: usize| {
-                let (this, request) = (self.clone(), request.clone());
-                attempts.spawn(async move { this.attempt(nth, until, request).await });
+                let (this, request, is_sent) = (self.clone(), request.clone(), is_sent.clone());
+                attempts.spawn(async move { this.attempt(nth, until, request, &is_sent).await });
             };
             ask(&mut attempts, asked);
             asked += 1;
@@ -199,7 +199,11 @@ impl Connections {
                 }
             }
             if Instant::now() >= until {
-                return Err(last.unwrap_or(Failure::TimedOut));
+                return Err(match last {
+                    Some(failure) => failure,
+                    None if is_sent.load(Ordering::Relaxed) => Failure::TimedOut,
+                    None => self.unreachable(),
+                });
             }
             if attempts.is_empty() {
                 // A single member that cannot be connected to is down. More attempts would only use up the bound.
@@ -213,12 +217,14 @@ impl Connections {
         }
     }
 
-    /// Asks one member: the present one, even if its connection was idle, or the `nth` after it.
+    /// Asks one member: the present one, even if its connection was idle, or the `nth` after it. Sets `is_sent` before
+    /// it sends the request.
     async fn attempt<T, F, R>(
         self: &Arc<Self>,
         nth: usize,
         until: Instant,
         request: R,
+        is_sent: &AtomicBool,
     ) -> Result<(Arc<Connection>, T), Failure>
     where
         R: Fn(Client) -> F,
@@ -236,6 +242,7 @@ impl Connections {
                     Arc::new(Connection::open(&self.shared, member, until).await?)
                 }
             };
+            is_sent.store(true, Ordering::Relaxed);
             match connection.call(request(connection.client()), until).await {
                 Ok(reply) => return Ok((connection, reply)),
                 Err(failure) => {

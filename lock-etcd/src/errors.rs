@@ -138,12 +138,9 @@ impl From<NotOpened<Self>> for Failure {
 }
 
 /// The error of an attempt to connect.
-pub(crate) fn not_connected(address: &str, cause: Option<Error>) -> Failure {
-    let error = Error::new(ErrorKind::Unavailable, format!("no connection to the server at {address}"));
-    Failure::NotSent(match cause {
-        Some(cause) => error.with_source(cause),
-        None => error,
-    })
+pub(crate) fn not_connected(address: &str, cause: Error) -> Failure {
+    let text = format!("no connection to the server at {address}");
+    Failure::NotSent(Error::new(ErrorKind::Unavailable, text).with_source(cause))
 }
 
 /// The error of TLS on which the URL and the server do not agree. Nothing was sent. It ends a wait, unless another member

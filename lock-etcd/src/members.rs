@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use leasehold_core::backend::kit::{Lookups, TlsFiles, TlsRefusal, connect_to_any, expects_tls, first_reply};
+use leasehold_core::backend::kit::{Lookups, Progress, TlsFiles, TlsRefusal, connect_to_any, expects_tls, first_reply};
 use leasehold_core::{Error, Result};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
@@ -69,19 +69,28 @@ impl Member {
     }
 
     /// Connects by `until`. A connection whose ping has no reply for `silence` counts as broken.
-    pub(crate) async fn connect(&self, until: Instant, silence: Duration) -> Result<Channel, tonic::transport::Error> {
+    pub(crate) async fn connect(
+        &self,
+        until: Instant,
+        silence: Duration,
+        progress: Progress,
+    ) -> Result<Channel, tonic::transport::Error> {
         let endpoint = self.endpoint.clone();
         let reloaded = self.files.reload(BACKEND, |files| encrypted(endpoint, files)).await;
         let endpoint = reloaded.unwrap_or_else(|| self.endpoint.clone());
-        let bound = until.saturating_duration_since(Instant::now());
+        // Later than the caller's deadline, whose error names the step that was slow.
+        let bound = until.saturating_duration_since(Instant::now()) + Duration::from_secs(1);
         let endpoint = endpoint.connect_timeout(bound).keep_alive_timeout(silence);
         // tonic would try the addresses of a name one after the other, and wait for each that is silent.
         let (lookups, address) = (self.lookups.clone(), self.address.clone());
         let connector = tower::service_fn(move |_: Uri| {
-            let (lookups, address) = (lookups.clone(), address.clone());
+            let (lookups, address, progress) = (lookups.clone(), address.clone(), progress.clone());
             async move {
                 let addresses = lookups.of(&address, address.clone()).await?;
-                connect_to_any(addresses, open).await.map(TokioIo::new)
+                progress.begins("the TCP connection");
+                let stream = connect_to_any(addresses, open).await?;
+                progress.begins("TLS");
+                Ok::<_, io::Error>(TokioIo::new(stream))
             }
         });
         endpoint.connect_with_connector(connector).await

@@ -39,6 +39,12 @@ impl Shared {
         Self { settings, keys, members, user, core, connecting, most_operations }
     }
 
+    /// The addresses of all members, for errors.
+    pub(crate) fn addresses(&self) -> String {
+        let addresses: Vec<_> = self.members.all().iter().map(|member| &*member.address).collect();
+        addresses.join(", ")
+    }
+
     /// The deadline of a call that starts now.
     pub(crate) fn until(&self) -> Instant {
         Instant::now() + self.settings.timeout

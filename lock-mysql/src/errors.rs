@@ -109,7 +109,7 @@ impl Failure {
                     Some(why) => Error::new(why.kind(), format!("{text}: {}", why.advice())).with_source(cause),
                 }
             }
-            Self::TimedOut | Self::NoSuchConnection | Self::UnexpectedReply => no_connection(address),
+            Self::TimedOut | Self::NoSuchConnection | Self::UnexpectedReply => shared.given_up(),
         }
     }
 
@@ -127,11 +127,6 @@ impl Failure {
     pub(crate) fn keeps_connection(&self) -> bool {
         matches!(self, Self::Conflict(_) | Self::NoSuchConnection)
     }
-}
-
-/// The error of an attempt to connect that took longer than the bound.
-pub(crate) fn no_connection(address: &str) -> Error {
-    Error::new(ErrorKind::Unavailable, format!("no connection to the server at {address} within `timeout` of the URL"))
 }
 
 const UNKNOWN: &str = "the server replied with an error";

@@ -10,7 +10,6 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::errors::no_connection;
 use crate::session::{Session, SetUp};
 use crate::shared::Shared;
 
@@ -140,7 +139,7 @@ impl Opening {
                         return Err(error);
                     }
                 }
-                () = sleep_until(until) => return Err(no_connection(&shared.address)),
+                () = sleep_until(until) => return Err(shared.given_up()),
             }
         }
     }

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::Result;
 use leasehold_core::backend::kit::{Attachment, Connecting, Lookups, lock};
+use leasehold_core::{Error, Result};
 use sqlx::mysql::MySqlConnectOptions;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -55,6 +55,11 @@ impl Shared {
     /// The deadline of a listing that starts now.
     pub(crate) fn until_listed(&self) -> Instant {
         Instant::now() + self.settings.timeout * LIST_BOUNDS
+    }
+
+    /// The error of a call for which there is no connection in time.
+    pub(crate) fn given_up(&self) -> Error {
+        self.connecting.given_up(&self.address)
     }
 
     /// A test that was sent then, on a connection that was idle, has no reply.

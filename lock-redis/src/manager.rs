@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use leasehold_core::backend::Event;
 use leasehold_core::backend::kit::RuntimeTask;
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, Result};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout_at};
@@ -131,11 +131,8 @@ impl<P: Protocol> Inner<P> {
             },
             Ok(Err(_)) => Err(Error::not_sent()),
             Err(_) => Err(self.state.borrow().last_error.clone().unwrap_or_else(|| {
-                let address = &self.protocol.endpoint().address;
-                Error::new(
-                    ErrorKind::Unavailable,
-                    format!("no connection to the server at {address} within `timeout` of the URL"),
-                )
+                let endpoint = self.protocol.endpoint();
+                endpoint.connecting.given_up(&endpoint.address)
             })),
         }
     }

@@ -116,7 +116,7 @@ async fn expects_no_tls(lookups: &Lookups, host: &str, port: u16) -> Option<&'st
     }
 }
 
-async fn step<T>(attempt: &Attempt<'_>, what: &str, step: impl Future<Output = T>) -> Result<T, Failure> {
+async fn step<T>(attempt: &Attempt<'_>, what: &'static str, step: impl Future<Output = T>) -> Result<T, Failure> {
     attempt.step(what, step).await.map_err(Failure::NotSent)
 }
 

@@ -8,11 +8,10 @@ use leasehold_core::backend::kit::{BoundedSet, NotOpened, SessionPool};
 use tokio::time::Instant;
 
 use crate::delayed::Delayed;
-use crate::errors::{Failure, not_connected};
+use crate::errors::Failure;
 use crate::link::Link;
 use crate::session::Session;
 use crate::shared::Shared;
-use crate::unreachable;
 
 /// The ttl of a session that only reads.
 pub(crate) const READER: Duration = Duration::from_secs(10);
@@ -44,7 +43,7 @@ impl Inner {
             async move { shared.connecting.at_once(|until| Session::open(&shared, &core, ttl, until)).await }
         };
         self.sessions.shared(core, ttl, until, open).await.map_err(|why| match why {
-            NotOpened::TimedOut => not_connected(&self.shared.target.servers.all().join(", "), unreachable::SILENT),
+            NotOpened::TimedOut => self.shared.given_up(),
             why => why.into(),
         })
     }

@@ -4,6 +4,7 @@
 //! serves one connection only. [`Link`] runs the crate's task, and ends it when the connection breaks or a server is
 //! silent. The session then opens another link (see `session`), and the server continues the same session on it.
 
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
@@ -11,7 +12,7 @@ use std::time::Duration;
 
 use leasehold_core::Error;
 use leasehold_core::backend::Stamp;
-use leasehold_core::backend::kit::{Health, Lookups, connect_to_any, lock};
+use leasehold_core::backend::kit::{Health, Lookups, Progress, connect_to_any, lock};
 use spawns_core::{Spawn, Task, enter};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
@@ -28,6 +29,10 @@ pub(crate) const NEVER: Stamp = Stamp::ZERO;
 
 /// A link that was closed has this long to end its session at the server.
 const LINGER: Duration = Duration::from_secs(10);
+
+/// What the client crate does as one step. With TLS, it looks the name up as well.
+const ONE_STEP: &str = "TCP and the session";
+const ONE_STEP_WITH_TLS: &str = "the lookup of its name, TCP, TLS and the session";
 
 pub(crate) struct Link {
     client: Client,
@@ -73,15 +78,23 @@ impl Link {
         #[cfg(not(feature = "tls"))]
         let scheme = "";
         let spawner = Spawner::default();
+        let attempt = shared.connecting.attempt_until(address, until);
+        let progress = attempt.progress();
         let connecting = async {
             let cluster = match scheme {
-                "" => live_address(&shared.lookups, address).await,
+                "" => live_address(&shared.lookups, address, &progress).await,
                 // The client crate needs the name, to compare it with that in the certificate.
                 _ => format!("{scheme}{address}"),
             };
             InScope { spawner: &spawner, future: Box::pin(connector.connect(&cluster)) }.await
         };
-        let connected = timeout_at(until, connecting).await;
+        let first = if shared.target.is_tls() { ONE_STEP_WITH_TLS } else { "the lookup of its name" };
+        let connected = tokio::select! {
+            biased;
+            connected = attempt.step(first, connecting) => connected,
+            // Not for each session that is opened or continued: on a slow path, servers would get twice the connections.
+            never = follow(&progress, shared, address, until), if sent == NEVER => match never {},
+        };
         let started = lock(&spawner.started).take();
         match (connected, started) {
             (Ok(Ok(client)), Some(started)) => {
@@ -96,10 +109,9 @@ impl Link {
             }
             // A session that goes on connects again and again, and nobody reads why that fails.
             (Ok(Err(_)), _) if session.is_some() => Err(NoLink::Failed(not_connected(address, "the connection broke"))),
-            (Ok(Err(_)), _) => {
-                Err(NoLink::Failed(Failure::NotSent(unreachable::why(&shared.target, address, until).await)))
-            }
-            (Ok(Ok(_)) | Err(_), _) => Err(NoLink::Failed(not_connected(address, unreachable::SILENT))),
+            (Ok(Err(_)), _) => Err(NoLink::Failed(Failure::NotSent(unreachable::why(shared, address, until).await))),
+            (Ok(Ok(_)), _) => Err(NoLink::Failed(not_connected(address, unreachable::SILENT))),
+            (Err(too_slow), _) => Err(NoLink::Failed(Failure::NotSent(too_slow))),
         }
     }
 
@@ -222,13 +234,28 @@ impl Link {
 
 /// The address of a host that accepts connections, if it has several. The client crate tries one after the other, each
 /// until it gives up.
-async fn live_address(lookups: &Lookups, address: &str) -> String {
+async fn live_address(lookups: &Lookups, address: &str, progress: &Progress) -> String {
     let Ok(addresses) = lookups.of(address, address.to_owned()).await else { return address.to_owned() };
+    progress.begins(ONE_STEP);
     let live = match addresses[..] {
         [only] => Ok(only),
         _ => connect_to_any(addresses, TcpStream::connect).await.and_then(|stream| stream.peer_addr()),
     };
     live.map_or_else(|_| address.to_owned(), |live| live.to_string())
+}
+
+/// Finds out which step takes long, for the error of the attempt. The client crate takes TCP, TLS and the session as one
+/// step, so another connection shows whether the server accepts any. Never returns.
+async fn follow(progress: &Progress, shared: &Shared, address: &str, until: Instant) -> Infallible {
+    let left = until.saturating_duration_since(Instant::now());
+    tokio::time::sleep(left.min(shared.settings.timeout) / 4).await;
+    if let Ok(addresses) = shared.lookups.of(address, address.to_owned()).await {
+        progress.turns_out("the TCP connection");
+        if connect_to_any(addresses, TcpStream::connect).await.is_ok() {
+            progress.turns_out(if shared.target.is_tls() { "TLS and the session" } else { "the session" });
+        }
+    }
+    std::future::pending().await
 }
 
 /// The task of a connection.

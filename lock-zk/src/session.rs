@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use leasehold_core::backend::kit::{PooledSession, SessionKeeper, lock};
 use leasehold_core::backend::{Claim, CoreHandle, Event, OwnerToken, PlaceNumber, Stamp};
-use leasehold_core::{Error, ErrorKind};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 use zookeeper_client::{CreateMode, SessionInfo};
@@ -170,10 +169,7 @@ impl Session {
         };
         match timeout_at(until, up).await {
             Ok(link) => link,
-            Err(_) => {
-                let text = "not connected to ZooKeeper; reconnecting";
-                Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, text)))
-            }
+            Err(_) => Err(self.shared.given_up()),
         }
     }
 

@@ -6,6 +6,7 @@ use leasehold_core::backend::kit::{Attachment, Connecting, Lookups};
 use tokio::time::Instant;
 use zookeeper_client::Acls;
 
+use crate::errors::Failure;
 use crate::nodes::Nodes;
 use crate::settings::{Settings, Target};
 
@@ -40,6 +41,11 @@ impl Shared {
     /// are the activity are half a tick apart.
     pub(crate) fn more(&self) -> Duration {
         self.settings.tick * 2
+    }
+
+    /// The error of a call for which there is no connection in time.
+    pub(crate) fn given_up(&self) -> Failure {
+        Failure::NotSent(self.connecting.given_up(&self.target.servers.all().join(", ")))
     }
 
     /// The deadline of a call that starts now.

@@ -4,19 +4,19 @@
 use std::io::{self, ErrorKind as IoKind};
 use std::time::Duration;
 
-use leasehold_core::backend::kit::expects_tls;
+use leasehold_core::backend::kit::{Lookups, connect_to_any, expects_tls};
 #[cfg(feature = "tls")]
 use leasehold_core::backend::kit::{TlsRefusal, tls_refusal};
 use leasehold_core::{Error, ErrorKind};
 #[cfg(feature = "tls")]
 use rustls::{ClientConnection, pki_types::ServerName};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::settings::Target;
 #[cfg(feature = "tls")]
 use crate::settings::Tls;
+use crate::shared::Shared;
 
 /// How long this may take, within the bound of the call.
 const BOUND: Duration = Duration::from_millis(300);
@@ -45,8 +45,9 @@ const TLS_FAILS: &str = "TLS with it fails: `ca` must be the authority of its ce
 
 /// Asks the server at an address why an attempt to open a session has failed. The error is `Unavailable`, unless the
 /// attempt would fail forever.
-pub(crate) async fn why(target: &Target, address: &str, until: Instant) -> Error {
-    let asked = timeout_at(until.min(Instant::now() + BOUND), ask(address, target.is_tls())).await;
+pub(crate) async fn why(shared: &Shared, address: &str, until: Instant) -> Error {
+    let (target, lookups) = (&shared.target, &shared.lookups);
+    let asked = timeout_at(until.min(Instant::now() + BOUND), ask(lookups, address, target.is_tls())).await;
     let (kind, why) = match asked {
         Ok(Ok((kind, why))) => (kind, why.to_owned()),
         Ok(Err(error)) => (ErrorKind::Unavailable, error.to_string()),
@@ -54,8 +55,10 @@ pub(crate) async fn why(target: &Target, address: &str, until: Instant) -> Error
     };
     // Most servers close a connection without a word if it begins with plain text where they expect TLS.
     if kind == ErrorKind::Unavailable && !target.is_tls() {
-        let asked =
-            async { expects_tls(lookup_host(address).await.ok()?.collect(), TcpStream::connect).await.then_some(()) };
+        let asked = async {
+            let addresses = lookups.of(address, address.to_owned()).await.ok()?;
+            expects_tls(addresses, TcpStream::connect).await.then_some(())
+        };
         if let Ok(Some(())) = timeout_at(until, asked).await {
             return no_session(ErrorKind::Unsupported, address, EXPECTS_TLS);
         }
@@ -94,11 +97,11 @@ async fn refusal(tls: &Tls, address: &str) -> Option<TlsRefusal> {
     tls_refusal(&failed)
 }
 
-async fn ask(address: &str, with_tls: bool) -> io::Result<(ErrorKind, &'static str)> {
+async fn ask(lookups: &Lookups, address: &str, with_tls: bool) -> io::Result<(ErrorKind, &'static str)> {
     let closed = Ok((ErrorKind::Unavailable, CLOSED));
-    let addresses = lookup_host(address).await;
+    let addresses = lookups.of(address, address.to_owned()).await;
     let addresses = addresses.map_err(|error| io::Error::new(error.kind(), format!("unknown host name: {error}")))?;
-    let mut stream = match TcpStream::connect(&*addresses.collect::<Vec<_>>()).await {
+    let mut stream = match connect_to_any(addresses, TcpStream::connect).await {
         Err(error) if matches!(error.kind(), IoKind::BrokenPipe | IoKind::ConnectionReset) => return closed,
         connected => connected?,
     };

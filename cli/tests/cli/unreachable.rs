@@ -1,5 +1,6 @@
 //! The store is unavailable when a run starts.
 
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use leasehold_conformance::harness::LagMonitor;
@@ -111,7 +112,7 @@ fn a_wait_includes_the_start_of_the_server() {
 /// The server accepts connections and sends nothing.
 #[test]
 fn each_question_to_a_silent_server_has_one_bound() {
-    let (store, silent) = (Store::any(), std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let (store, silent) = (Store::any(), TcpListener::bind("127.0.0.1:0").unwrap());
     let addr = silent.local_addr().unwrap();
     let mut urls = vec![format!("redis://{addr}")];
     urls.extend(["", "&strategy=for-update"].map(|strategy| format!("mysql://u:p@{addr}/locks?tls=off{strategy}")));
@@ -130,6 +131,38 @@ fn each_question_to_a_silent_server_has_one_bound() {
             // The default bound of a call, and the start of the process.
             let (took, bound) = (begin.elapsed(), Duration::from_millis(1500) + lag_monitor.allowance());
             assert!(outcome.0 == code && took <= bound, "{url} {args:?} after {took:?}: {outcome:?}");
+        }
+    }
+}
+
+/// The server accepts connections and sends nothing, or it does not even accept one, as behind a firewall that drops
+/// packets.
+#[test]
+fn doctor_names_the_step_of_connecting_that_is_slow() {
+    let store = Store::any();
+    let [silent, full] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let (silent_addr, full_addr) = (silent.local_addr().unwrap(), full.local_addr().unwrap());
+    rustix::net::listen(&full, 0).unwrap();
+    let connect = || TcpStream::connect_timeout(&full_addr, Duration::from_millis(300)).ok();
+    let _fillers: Vec<_> = std::iter::from_fn(connect).collect();
+    let mut urls = vec![("redis://", "", "the log-in", "the TCP connection")];
+    // sqlx takes these as one.
+    let all = "TCP, TLS and the log-in";
+    urls.extend(["", "&strategy=for-update"].map(|strategy| ("mysql://u:p@", strategy, all, all)));
+    if cfg!(feature = "etcd") {
+        urls.push(("etcd://", "", "the first reply", "the TCP connection"));
+        urls.push(("etcd://u:p@", "", "the log-in", "the TCP connection"));
+    }
+    if cfg!(feature = "zk") {
+        urls.push(("zk://", "", "the session", "the TCP connection"));
+    }
+    for (scheme, more, of_silent, of_full) in urls {
+        for (addr, step) in [(silent_addr, of_silent), (full_addr, of_full)] {
+            let path = if scheme.starts_with("mysql") { "/locks?tls=off" } else { "" };
+            let url = format!("{scheme}{addr}{path}{more}");
+            let (code, found, _) = outcome_of(&output(leasehold(&store, &["doctor"]).env("LEASEHOLD_STORE", &url)));
+            let expected = format!("no connection to the server at {addr}: {step} took longer than ");
+            assert!(code == 1 && found.contains(&expected), "{url}: no {expected:?} in {found}");
         }
     }
 }

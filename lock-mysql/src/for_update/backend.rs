@@ -19,7 +19,7 @@ use super::slot::{Command, Handle, Phase, Slot, TaskConnection};
 use super::statements::{Kill, LEASES, Statements};
 use super::task::{Request, Task};
 use crate::connections::{Connections, Pools};
-use crate::errors::{BACKEND, Failure, no_connection};
+use crate::errors::{BACKEND, Failure};
 use crate::maintenance::Maintenance;
 use crate::pool::Limit;
 
@@ -166,7 +166,7 @@ impl LockBackend for ForUpdate {
                 return Err(match handle.connection.condemn() {
                     Some(_) => Failure::TimedOut.into(),
                     // Nothing was sent.
-                    None => no_connection(&self.connections.shared.address),
+                    None => self.connections.shared.given_up(),
                 });
             }
         };

@@ -96,11 +96,9 @@ impl Session {
 
     /// Opens another link. `None` if the session has ended.
     async fn reconnect(self: &Arc<Self>) -> Option<Arc<Link>> {
-        // Not a part of the bound for each server: on a slow path the first attempts would take what is left of a short
-        // ttl.
+        // Not a part of it for each server: on a slow path the first attempts would take what is left of a short ttl.
         let connecting = Connecting::new(self.shared.settings.timeout, self.shared.settings.connect_timeout);
-        let mut pause = PAUSES.0;
-        let mut is_first = true;
+        let (mut pause, mut is_first) = (PAUSES.0, true);
         loop {
             if !std::mem::take(&mut is_first) {
                 tokio::time::sleep(self.core.jitter(pause)).await;

@@ -1,8 +1,9 @@
 //! The bounds of an attempt to connect.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::RangeInclusive;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
@@ -25,6 +26,8 @@ pub struct Connecting {
     first: Duration,
     longest: Duration,
     step: Mutex<Duration>,
+    /// The attempts that have begun a step and have not ended.
+    running: Mutex<Vec<Progress>>,
 }
 
 impl Connecting {
@@ -52,11 +55,12 @@ impl Connecting {
 
     /// With the bound of a call and that of a whole attempt. An attempt has at least the bound of a call.
     pub fn new(timeout: Duration, connect_timeout: Duration) -> Self {
-        Self { first: timeout, longest: connect_timeout.max(timeout), step: Mutex::new(timeout) }
+        let longest = connect_timeout.max(timeout);
+        Self { first: timeout, longest, step: Mutex::new(timeout), running: Mutex::default() }
     }
 
-    /// Connects with a client library whose steps cannot be told apart: together they have the bound of one step.
-    /// `connect` gets their deadline.
+    /// Connects with a client library that takes several steps as one: together they have the bound of one step.
+    /// `connect` gets their deadline, for [`attempt_until`](Self::attempt_until).
     ///
     /// # Errors
     /// Those of `connect`.
@@ -64,12 +68,12 @@ impl Connecting {
     where
         F: Future<Output = Result<T, E>>,
     {
-        let attempt = self.attempt("");
-        let until = attempt.step_until();
+        let step = *lock(&self.step);
+        let until = Instant::now() + step;
         let connected = connect(until).await;
         match &connected {
-            Ok(_) => attempt.succeeded(),
-            Err(_) if Instant::now() >= until => attempt.timed_out(),
+            Ok(_) => self.succeeded(),
+            Err(_) if Instant::now() >= until => self.timed_out(step),
             // A server that refuses at once is not slow, so the bound stays.
             Err(_) => {}
         }
@@ -78,8 +82,45 @@ impl Connecting {
 
     /// Begins an attempt to connect to the server at this address.
     pub fn attempt<'a>(&'a self, address: &'a str) -> Attempt<'a> {
-        Attempt { connecting: self, address, step: *lock(&self.step), until: Instant::now() + self.longest }
+        self.begin(address, Some(*lock(&self.step)), Instant::now() + self.longest)
     }
+
+    /// Begins an attempt whose steps share this deadline. Whether they meet it does not change the bound of the next
+    /// attempt.
+    pub fn attempt_until<'a>(&'a self, address: &'a str, until: Instant) -> Attempt<'a> {
+        self.begin(address, None, until)
+    }
+
+    fn begin<'a>(&'a self, address: &'a str, step: Option<Duration>, until: Instant) -> Attempt<'a> {
+        Attempt { connecting: self, address, step, until, progress: Progress::new(address) }
+    }
+
+    /// The error of a call that gives up while its attempts to connect continue, usually just before the bound of their
+    /// step. It names the slowest step so far of an attempt at each address.
+    pub fn given_up(&self, address: &str) -> Error {
+        let running = lock(&self.running);
+        let slow = running.iter().filter_map(|it| Some((&*it.0.address, it.slowest()?)));
+        let texts: BTreeMap<_, _> = slow.map(|(at, (what, took))| (at, too_slow(at, what, took))).collect();
+        let text = match texts.is_empty() {
+            true => format!("no connection to the server at {address} within `timeout` of the URL"),
+            false => texts.into_values().collect::<Vec<_>>().join("; "),
+        };
+        Error::new(ErrorKind::Unavailable, text)
+    }
+
+    /// A step did not end within this bound.
+    fn timed_out(&self, step: Duration) {
+        *lock(&self.step) = (step * 2).min(self.longest);
+    }
+
+    fn succeeded(&self) {
+        *lock(&self.step) = self.first;
+    }
+}
+
+fn too_slow(address: &str, what: &str, took: Duration) -> String {
+    let took = Duration::from_millis(u64::try_from(took.as_millis()).unwrap_or(u64::MAX));
+    format!("no connection to the server at {address}: {what} took longer than {took:?}")
 }
 
 /// One attempt to connect.
@@ -87,8 +128,10 @@ impl Connecting {
 pub struct Attempt<'a> {
     connecting: &'a Connecting,
     address: &'a str,
-    step: Duration,
+    /// The bound of each step, unless they share one.
+    step: Option<Duration>,
     until: Instant,
+    progress: Progress,
 }
 
 impl Attempt<'_> {
@@ -96,27 +139,32 @@ impl Attempt<'_> {
     ///
     /// # Errors
     /// [`Unavailable`](ErrorKind::Unavailable) if the step takes too long. The attempt has failed.
-    pub async fn step<T>(&self, what: &str, step: impl Future<Output = T>) -> Result<T> {
+    pub async fn step<T>(&self, what: &'static str, step: impl Future<Output = T>) -> Result<T> {
         let (begin, until) = (Instant::now(), self.step_until());
+        if self.progress.begins(what) {
+            lock(&self.connecting.running).push(self.progress.clone());
+        }
         match timeout_at(until, step).await {
             Ok(done) => Ok(done),
             Err(_) => {
-                self.timed_out();
-                let (address, bound) = (self.address, until - begin);
-                let text = format!("no connection to the server at {address}: {what} took longer than {bound:?}");
+                if let Some(step) = self.step {
+                    self.connecting.timed_out(step);
+                }
+                let (what, took) = self.progress.slowest().unwrap_or((what, begin.elapsed()));
+                let text = too_slow(self.address, what, took.min(until.saturating_duration_since(begin)));
                 Err(Error::new(ErrorKind::Unavailable, text))
             }
         }
     }
 
-    /// The deadline of a step that begins now.
-    fn step_until(&self) -> Instant {
-        self.until.min(Instant::now() + self.step)
+    /// Where a future that takes several steps says which one it has come to.
+    pub fn progress(&self) -> Progress {
+        self.progress.clone()
     }
 
-    /// A step did not end in time. The attempt has failed.
-    fn timed_out(&self) {
-        *lock(&self.connecting.step) = (self.step * 2).min(self.connecting.longest);
+    /// The deadline of a step that begins now.
+    fn step_until(&self) -> Instant {
+        self.step.map_or(self.until, |step| self.until.min(Instant::now() + step))
     }
 
     /// The deadline of the attempt.
@@ -126,7 +174,64 @@ impl Attempt<'_> {
 
     /// The attempt has succeeded.
     pub fn succeeded(self) {
-        *lock(&self.connecting.step) = self.connecting.first;
+        self.connecting.succeeded();
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        lock(&self.connecting.running).retain(|it| !Arc::ptr_eq(&it.0, &self.progress.0));
+    }
+}
+
+/// The step that an attempt has come to.
+#[derive(Clone, Debug)]
+pub struct Progress(Arc<Steps>);
+
+#[derive(Debug)]
+struct Steps {
+    address: String,
+    state: Mutex<Option<Step>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    what: &'static str,
+    begin: Instant,
+    /// The slowest step before this one, and how long it took.
+    slowest: Option<(&'static str, Duration)>,
+}
+
+impl Step {
+    fn slowest(&self) -> (&'static str, Duration) {
+        let (what, took) = (self.what, self.begin.elapsed());
+        self.slowest.filter(|slowest| slowest.1 > took).unwrap_or((what, took))
+    }
+}
+
+impl Progress {
+    fn new(address: &str) -> Self {
+        Self(Arc::new(Steps { address: address.to_owned(), state: Mutex::default() }))
+    }
+
+    /// A step begins, and the one before it has ended. Returns whether it is the first one.
+    pub fn begins(&self, what: &'static str) -> bool {
+        let mut state = lock(&self.0.state);
+        let slowest = state.map(|step| step.slowest());
+        *state = Some(Step { what, begin: Instant::now(), slowest });
+        slowest.is_none()
+    }
+
+    /// The step that has begun last turns out to be this one.
+    pub fn turns_out(&self, what: &'static str) {
+        if let Some(step) = &mut *lock(&self.0.state) {
+            step.what = what;
+        }
+    }
+
+    /// The slowest step so far, and how long it has taken.
+    fn slowest(&self) -> Option<(&'static str, Duration)> {
+        lock(&self.0.state).map(|step| step.slowest())
     }
 }
 
@@ -192,5 +297,40 @@ mod tests {
             steps += 1;
         }
         assert_eq!((steps, begin.elapsed()), (3, TIMEOUT * 3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_gives_up_names_the_slowest_step_at_each_address() {
+        let connecting = Connecting::new(TIMEOUT, TIMEOUT * 10);
+        let text = || connecting.given_up("one:1, two:2").to_string();
+        let no_step = "no connection to the server at one:1, two:2 within `timeout` of the URL";
+        let begun = (connecting.attempt("one:1"), connecting.attempt_until("two:2", Instant::now() + TIMEOUT));
+        assert_eq!(text(), no_step);
+        let progress = begun.1.progress();
+        let several = async {
+            tokio::time::sleep(TIMEOUT * 6 / 10).await;
+            progress.begins("TCP and TLS");
+            pending::<()>().await;
+        };
+        let one = async {
+            begun.0.step("the lookup of its name", tokio::time::sleep(TIMEOUT / 10)).await.unwrap();
+            begun.0.step("the log-in", pending::<()>()).await
+        };
+        let until = tokio::time::sleep(TIMEOUT * 9 / 10);
+        tokio::select! {
+            _ = one => panic!("too soon"),
+            _ = begun.1.step("the lookup of its name", several) => panic!("too soon"),
+            () = until => {}
+        }
+        assert_eq!(
+            text(),
+            "no connection to the server at one:1: the log-in took longer than 800ms; \
+             no connection to the server at two:2: the lookup of its name took longer than 600ms"
+        );
+        let progress = begun.0.progress();
+        progress.turns_out("TLS");
+        assert!(text().contains("one:1: TLS took longer than 800ms"), "{}", text());
+        drop(begun);
+        assert_eq!(text(), no_step);
     }
 }

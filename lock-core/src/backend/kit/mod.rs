@@ -29,7 +29,7 @@ pub use self::addresses::{Lookups, connect_to_any};
 pub use self::attachment::Attachment;
 pub use self::bounded_set::BoundedSet;
 pub use self::cluster_url::{Cluster, ClusterUrl};
-pub use self::connecting::{Attempt, Connecting};
+pub use self::connecting::{Attempt, Connecting, Progress};
 pub use self::health::Health;
 pub use self::per_runtime::{PerRuntime, RuntimeTask};
 pub use self::restart::OnRestart;
