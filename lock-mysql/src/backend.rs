@@ -13,6 +13,7 @@ use leasehold_core::backend::{
 
 use crate::SCHEMA;
 use crate::connections::Connections;
+use crate::errors::Failure;
 use crate::for_update::{self, ForUpdate};
 use crate::pool::Pool;
 use crate::row::{self, RowLease};
@@ -34,7 +35,8 @@ impl MySqlBackend {
     /// - `InvalidInput`: the URL cannot be used, or the tokio runtime has no timers.
     /// - `Unavailable`: the server cannot be reached within [`timeout`](crate::Settings::timeout).
     /// - `Auth`: the server refuses the user, or the user lacks a permission.
-    /// - `Unsupported`: the database or the table does not exist, or the server is too old.
+    /// - `Unsupported`: the database or the table does not exist, or the server is too old. With
+    ///   [`Strategy::ForUpdate`]: it has a limit for idle transactions or long statements that cannot be removed.
     /// - `Capacity`: the server accepts no more connections.
     ///
     /// # Cancel safety
@@ -42,7 +44,12 @@ impl MySqlBackend {
     pub async fn connect(url: &str) -> Result<Self> {
         let backend = Self::connect_lazy(url)?;
         require_timers()?;
-        backend.connections.connect().await?;
+        let (connections, until) = (&backend.connections, backend.connections.shared.until());
+        connections.connect(until).await?;
+        if connections.shared.settings.strategy == Strategy::ForUpdate {
+            let checked = for_update::check_limits(&*connections.calls.pool()?, until).await;
+            checked.map_err(Failure::without_effect)?;
+        }
         Ok(backend)
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use leasehold_core::backend::CoreHandle;
 use leasehold_core::backend::kit::PerRuntime;
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use crate::errors::Failure;
 use crate::pool::{Limit, Pool, RuntimePool, TEST_AFTER};
@@ -39,8 +40,8 @@ impl Connections {
     }
 
     /// Opens a connection for calls by the calling runtime.
-    pub(crate) async fn connect(&self) -> Result<(), Failure> {
-        self.calls.pool()?.checkout(self.shared.until()).await?.put_back();
+    pub(crate) async fn connect(&self, until: Instant) -> Result<(), Failure> {
+        self.calls.pool()?.checkout(until).await?.put_back();
         self.is_connected.store(true, Ordering::Relaxed);
         Ok(())
     }

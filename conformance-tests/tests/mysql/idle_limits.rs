@@ -1,6 +1,8 @@
 //! What ends a connection that seems to be idle: limits of the server and of proxies. A lease by `SELECT … FOR UPDATE`
 //! must outlast them.
 
+use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use leasehold::mysql::MySqlBackend;
@@ -8,6 +10,8 @@ use leasehold_conformance::harness::{Fault, FaultProxy};
 use leasehold_conformance::{Fixture, Route};
 use leasehold_core::{ErrorKind, LockClient, LockGuard, LossReason};
 use leasehold_test_servers::MySqlSettings;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use super::record_for_update::HOLDER;
 use super::stored::Stored;
@@ -75,15 +79,67 @@ fn no_idle_limit_of_the_server_ends_a_lease() {
     });
 }
 
-/// The maximum of the server is lower than what the lease needs. The acquire fails with an error that says so.
+/// Asserts that a connect is refused with these words, and that a client that connects later is refused its first lock.
+async fn is_refused(url: &str, words: &str) {
+    let connected = MySqlBackend::connect(url).await.map(drop).expect_err("a limit is left");
+    let client = LockClient::builder(MySqlBackend::connect_lazy(url).expect("a backend")).wait(SOON).build();
+    let acquired = client.expect("a client").lock("job").acquire().await.expect_err("a limit is left");
+    for error in [connected, acquired] {
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert!(error.to_string().contains(words), "no {words:?} in {error}");
+    }
+}
+
+/// The maximum of the server is lower than what the lease needs.
 #[test]
 fn a_limit_that_cannot_be_set_is_an_error_that_says_so() {
     own_servers(|| async {
         let fixture = MySqlFixture::with_settings(MySqlSettings::new().option("maximum-wait-timeout=20"));
-        let refused = client(&fixture, SOON).await.lock("job").acquire().await.expect_err("20 s is too short");
-        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
-        assert!(refused.to_string().contains("maximum"), "{refused}");
+        is_refused(&fixture.url(Route::Clear, ""), "maximum").await;
     });
+}
+
+/// A proxy that keeps the limits of its connections answers to the client that they are removed.
+#[test]
+fn a_limit_that_a_proxy_keeps_is_an_error_that_says_so() {
+    own_servers(|| async {
+        let fixture = MySqlFixture::new().await;
+        let server = fixture.server().addr();
+        let proxy = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addr = proxy.local_addr().expect("an address");
+        tokio::spawn(async move {
+            while let Ok((client, _)) = proxy.accept().await {
+                tokio::spawn(keep_limits(client, server));
+            }
+        });
+        let url = fixture.url(Route::Clear, "").replace(&server.to_string(), &addr.to_string());
+        is_refused(&url, "is there a proxy in between?").await;
+    });
+}
+
+/// Forwards a connection, but sets the limits of statements to 9 s where the client sets them to 0.
+async fn keep_limits(client: TcpStream, server: SocketAddr) -> io::Result<()> {
+    const REMOVED: &[u8] = b"_time = 0";
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = TcpStream::connect(server).await?.into_split();
+    let replies = tokio::spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
+    let mut bytes = vec![0; 1 << 16];
+    // A client sends the statement in one piece.
+    loop {
+        let read = from_client.read(&mut bytes).await?;
+        if read == 0 {
+            break;
+        }
+        for at in REMOVED.len()..=read {
+            if bytes[..at].ends_with(REMOVED) {
+                bytes[at - 1] = b'9';
+            }
+        }
+        to_server.write_all(&bytes[..read]).await?;
+    }
+    drop(to_server);
+    let _ = replies.await;
+    Ok(())
 }
 
 /// A proxy closes connections without traffic after 3 s and passes the end on to the server. `keepalive` is lower here.

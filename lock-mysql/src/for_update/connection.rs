@@ -8,7 +8,7 @@ use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 use tokio::time::Instant;
 
-use super::statements::LIMITS;
+use super::statements::{LIMITS, TRY_LIMITS};
 use crate::errors::Failure;
 use crate::pool::{Checkout, Pool};
 use crate::sql::get;
@@ -46,15 +46,12 @@ impl<'a> Connection<'a> {
     async fn try_take(pool: &'a Pool, until: Instant) -> Result<Option<Self>, Failure> {
         let checkout = pool.checkout(until).await?;
         let session = checkout.session().ok_or(Failure::UnexpectedReply)?;
-        let fact = |name| session.facts.iter().find_map(|row| value(row, name));
+        let fact = |name| fact(&session.facts, name);
         let is_on = |name| fact(name).is_some_and(|value: String| !matches!(&*value, "" | "OFF" | "0"));
         if is_on("wsrep_on") || is_on("group_replication_group_name") {
             return Err(Failure::NotSent(Error::new(ErrorKind::Unsupported, CLUSTER)));
         }
-        if let Some(limit) = LIMITS.iter().find(|limit| fact(limit).is_some_and(|value| !is_zero(&value))) {
-            let text = format!("{LIMITED}: `{limit}`");
-            return Err(Failure::NotSent(Error::new(ErrorKind::Unsupported, text)));
-        }
+        refuse_limits(&session.facts)?;
         let id = session.id;
         let number = |name| fact(name).and_then(|it: String| it.parse::<u64>().ok());
         let (before, uptime, after) = (number("before"), number("Uptime").unwrap_or_default(), number("after"));
@@ -152,6 +149,24 @@ const CLUSTER: &str = "`strategy=for-update` needs one server that accepts write
 
 const LIMITED: &str = "`strategy=for-update` needs connections whose transactions may be idle and whose statements may \
      take long, and this one has a limit, which the client could not set to 0: is there a proxy in between?";
+
+/// Checks that the limits of the server can be removed, by a connection for calls: no other one has to be opened for
+/// that. The connection keeps no limits, which does no harm.
+pub(crate) async fn check_limits(pool: &Pool, until: Instant) -> Result<(), Failure> {
+    refuse_limits(&pool.fetch_text(TRY_LIMITS.to_owned(), until).await?)
+}
+
+/// An error if these rows show a limit.
+fn refuse_limits(rows: &[MySqlRow]) -> Result<(), Failure> {
+    match LIMITS.iter().find(|limit| fact(rows, limit).is_some_and(|value| !is_zero(&value))) {
+        Some(limit) => Err(Failure::NotSent(Error::new(ErrorKind::Unsupported, format!("{LIMITED}: `{limit}`")))),
+        None => Ok(()),
+    }
+}
+
+fn fact(rows: &[MySqlRow], name: &str) -> Option<String> {
+    rows.iter().find_map(|row| value(row, name))
+}
 
 fn is_zero(limit: &str) -> bool {
     limit.parse::<f64>() == Ok(0.0)

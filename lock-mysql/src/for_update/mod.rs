@@ -17,6 +17,7 @@ mod task;
 use leasehold_core::backend::Claim;
 
 pub(crate) use self::backend::ForUpdate;
+pub(crate) use self::connection::check_limits;
 pub(crate) use self::statements::{FENCE, PREPARED};
 
 /// The number of the connection that keeps a claim's lease; `None` for a row lease.

@@ -29,23 +29,40 @@ pub(super) const OTHER_FORMAT: u64 = u64::MAX;
 pub(crate) const PREPARED: &[&str] =
     &["SELECT fence FROM leasehold_fences WHERE name = ?", "SELECT name FROM leasehold_for_update WHERE name = ?"];
 
-/// For a connection that locks rows: no limits of the server for transactions that are idle and for statements that
-/// take long, but for `wait_timeout`, and what [`Connection`](super::connection::Connection) needs to know. With strict
-/// SQL mode the server refuses a value beyond its own maximum. It shows the values at the end, because a proxy may have
-/// kept the settings from it.
+/// Removes the limits of the server for transactions that are idle and for statements that take long, but for
+/// `wait_timeout`. With strict SQL mode the server refuses a value beyond its own maximum.
+macro_rules! remove_limits {
+    () => {
+        "SET SESSION wait_timeout = 3600, net_read_timeout = 30, net_write_timeout = 60 \
+/*M!100300 , idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, idle_write_transaction_timeout = 0, \
+max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */; "
+    };
+}
+
+/// Shows the limits that have to be 0, because a proxy may have kept the settings from the server.
+macro_rules! show_limits {
+    () => {
+        "SHOW SESSION VARIABLES WHERE Variable_name IN ('idle_transaction_timeout', 'idle_readonly_transaction_timeout', \
+'idle_write_transaction_timeout', 'max_statement_time', 'max_execution_time')"
+    };
+}
+
+/// Shows on any connection whether the limits can be removed.
+pub(super) const TRY_LIMITS: &str = concat!(remove_limits!(), show_limits!());
+
+/// For a connection that locks rows: no limits, and what [`Connection`](super::connection::Connection) needs to know.
 pub(super) const LEASES: SetUp = SetUp {
     statements: &[],
-    facts: "\
-SET SESSION wait_timeout = 3600, net_read_timeout = 30, net_write_timeout = 60 \
-/*M!100300 , idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, idle_write_transaction_timeout = 0, \
-max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */; \
+    facts: concat!(
+        remove_limits!(),
+        "\
 SELECT 'host', host FROM information_schema.processlist WHERE id = CONNECTION_ID(); \
 SELECT 'before', CAST(UNIX_TIMESTAMP() AS CHAR); \
 SHOW GLOBAL STATUS LIKE 'Uptime'; \
 SELECT 'after', CAST(UNIX_TIMESTAMP() AS CHAR); \
-SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_group_name'); \
-SHOW SESSION VARIABLES WHERE Variable_name IN ('idle_transaction_timeout', 'idle_readonly_transaction_timeout', \
-'idle_write_transaction_timeout', 'max_statement_time', 'max_execution_time')",
+SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_group_name'); ",
+        show_limits!()
+    ),
 };
 
 /// The limits that are shown last. None may be set.
