@@ -197,6 +197,7 @@ macro_rules! for_each_case {
                 a_waiter_is_notified_after_a_reconnect
                 a_holder_is_notified_after_a_reconnect
                 a_slow_path_is_connected_to
+                a_holder_that_is_cut_on_a_slow_path_keeps_its_lease
             }
             names {
                 all_names_are_distinct

@@ -1,6 +1,7 @@
 //! Waiters and holders after a reconnect.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::backend::{
@@ -8,17 +9,21 @@ use leasehold_core::backend::{
 };
 use leasehold_core::{Error, ErrorKind, LockClient, Result};
 
-use crate::clients::{LONG, PATIENCE, build, handoff_bound, hold, is_free, long_client, queued};
+use crate::clients::{LONG, PATIENCE, build, client, handoff_bound, hold, is_free, long_client, queued, steady_ttl};
 use crate::direct::Direct;
 use crate::fault::{PathFault, Tamper};
 use crate::faulty::lock;
 use crate::fixture::{Fixture, Route};
 use crate::hooks::{Hooked, Hooks, Inner};
-use crate::support::{AT_ONCE, BACK, eventually, join, name};
+use crate::support::{AT_ONCE, BACK, Stopwatch, eventually, join, name, still_held};
 use crate::timing_control::in_time;
 
 /// How many call bounds a client may take to connect over a path whose round trip fits into a call.
 const CONNECTED_BY: u32 = 15;
+
+/// The shortest ttl of a lease that outlives such a reconnect, in call bounds. A client connects within two or three of
+/// them, and a busy machine doubles that.
+const KEPT_FOR: u32 = 9;
 
 /// Withholds the requests of lock-core during an outage and until the backend has reported an event after it. So the
 /// waiter depends on the backend alone: no retry of lock-core can reconnect it or find the lock free.
@@ -201,4 +206,32 @@ pub async fn a_slow_path_is_connected_to(fixture: &dyn Fixture) {
         fixture.heal().await;
         guard.release().await.expect("a release");
     }
+}
+
+/// Invariant 11: the connection of a holder is cut once, and its path is then so slow that it cannot connect
+/// within one call. The holder keeps its lease: the attempt to connect continues, and a renewal gets through before the
+/// lease ends.
+pub async fn a_holder_that_is_cut_on_a_slow_path_keeps_its_lease(fixture: &dyn Fixture) {
+    let ann = client(fixture, Route::Faulty).await;
+    if ann.capabilities().ttl_scope == TtlScope::Connection {
+        fixture.empty("a lease ends with its connection");
+        return;
+    }
+    let (bound, name) = (ann.capabilities().call_bound, name("holds on a slow path"));
+    // Two thirds of it are left when the first renewal is due.
+    let ttl = steady_ttl(fixture).max(bound * KEPT_FOR);
+    let guard = ann.lock(name.as_str()).ttl(ttl).acquire().await.expect("nothing is broken");
+    fixture.connected().await;
+    fixture.path(PathFault::Disconnect).await;
+    let cut = Stopwatch::start();
+    tokio::time::sleep(AT_ONCE).await;
+    fixture.path(PathFault::Delay(bound / 12)).await;
+    // Without a renewal over the new connection, the lease would have ended by then, whatever the machine does.
+    if let Ok(loss) = tokio::time::timeout(ttl, guard.lost()).await {
+        let after = cut.elapsed();
+        panic!("a holder that was cut on a slow path has lost its lease of {ttl:?} after {after:?}: {loss:?}");
+    }
+    still_held(fixture, &name, guard.fencing_token(), Duration::ZERO).await;
+    fixture.heal().await;
+    guard.release().await.expect("a release");
 }

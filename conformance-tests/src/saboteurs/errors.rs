@@ -1,7 +1,9 @@
 //! Saboteurs whose errors or logs are wrong.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
-use leasehold_core::backend::{AcquireOutcome, AcquireRequest, PlaceNumber, RenewRequest};
+use leasehold_core::backend::{AcquireOutcome, AcquireRequest, Claim, PlaceNumber, RenewReply, RenewRequest};
 use leasehold_core::{Error, ErrorKind, Result};
 
 use super::plain;
@@ -36,19 +38,33 @@ impl Hooks for LogsTheOwner {
     }
 }
 
-#[async_trait]
-impl Hooks for ConnectsInEachCall {
-    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
-        // The renewal of a lease that is not there yet stands for a step of the log-in.
-        let step = RenewRequest::new(request.claim.clone(), PlaceNumber::NONE, request.ttl);
+impl ConnectsInEachCall {
+    /// Connects for a call of this claim.
+    async fn connect(inner: &Inner, claim: &Claim, ttl: Duration) -> Result<()> {
+        // A renewal in another place stands for a step of the log-in.
+        let step = RenewRequest::new(claim.clone(), PlaceNumber::NONE, ttl);
         let connected = async {
             for _ in 0..LOG_IN_STEPS {
                 inner.renew_one(&step).await;
             }
         };
-        match tokio::time::timeout(inner.backend.capabilities().call_bound, connected).await {
-            Ok(()) => inner.backend.acquire(request).await,
-            Err(_) => Err(Error::new(ErrorKind::Unavailable, "no connection in time")),
+        let connected = tokio::time::timeout(inner.backend.capabilities().call_bound, connected).await;
+        connected.map_err(|_| Error::new(ErrorKind::Unavailable, "no connection in time"))
+    }
+}
+
+#[async_trait]
+impl Hooks for ConnectsInEachCall {
+    async fn acquire(&self, inner: &Inner, request: &AcquireRequest) -> Result<AcquireOutcome> {
+        Self::connect(inner, &request.claim, request.ttl).await?;
+        inner.backend.acquire(request).await
+    }
+
+    async fn renew(&self, inner: &Inner, leases: &[RenewRequest]) -> Vec<(usize, RenewReply)> {
+        let Some(first) = leases.first() else { return Vec::new() };
+        match Self::connect(inner, &first.claim, first.ttl).await {
+            Ok(()) => inner.renew(leases).await,
+            Err(error) => (0..leases.len()).map(|index| (index, RenewReply::Unknown(error.clone()))).collect(),
         }
     }
 }
