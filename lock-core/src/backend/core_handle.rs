@@ -40,8 +40,8 @@ pub enum Event {
     /// The lock may be free. Each client that waits for it sends one acquire. If many clients may wait and the store
     /// keeps no queue, the backend first reads whether the lock is free.
     Changed(LockName),
-    /// The backend may have missed messages, as after a reconnect. The keeper checks every claim that waits. The first
-    /// connection of a backend has missed nothing, so it sends no `Resync`.
+    /// The backend may have missed messages, as after a reconnect. The keeper checks every claim that waits. A first
+    /// connection has missed nothing, so it sends no `Resync`, unless claims can wait by another connection before it.
     Resync,
 }
 
