@@ -22,12 +22,12 @@ fn a_vote_that_was_left_is_withdrawn_as_soon_as_its_server_can() {
     case(3, async |group| {
         let ann = group.direct("").await;
         // A vote has 0.4 of it, and the vote of the third server must be seen meanwhile.
-        let bob = group.direct("&timeout=5s").await;
+        let bob = group.direct("&timeout=10s").await;
         let lock = name("left");
         granted_by_all(&ann, &ann.claim(&lock), TTL, || group.live(&[0, 1, 2], "left") == 3).await;
         // Bob gets the vote of the third server. Before he hears that the others vote for Ann, it refuses to write.
         group.forget(2, "left");
-        group.delay_replies(&[0, 1], Duration::from_millis(1500));
+        group.delay_replies(&[0, 1], Duration::from_secs(3));
         let claim = bob.claim(&lock);
         let refuse = async {
             eventually("bob has a vote", || group.live(&[2], "left") == 1).await;
