@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use etcd_client::GetOptions;
-use leasehold_core::backend::kit::lock;
+use leasehold_core::backend::kit::{Connecting, lock};
 use leasehold_core::backend::{
     AcquireOutcome, AcquireRequest, Admin, Capabilities, CoreHandle, LockBackend, ReleaseOutcome, ReleaseRequest,
     RenewReplies, RenewRequest, WatchNames,
 };
-use leasehold_core::{Error, ErrorKind, Result};
+use leasehold_core::{Error, Result};
 use tokio::task::AbortHandle;
 
 use crate::acquire::Attempt;
@@ -59,10 +59,8 @@ impl EtcdBackend {
         });
         read.await.map_err(|failure| match failure {
             Failure::TimedOut => {
-                let (addresses, bound) = (inner.shared.addresses(), inner.shared.settings.timeout);
-                let text =
-                    format!("no connection to the server at {addresses}: the first reply took longer than {bound:?}");
-                Error::new(ErrorKind::Unavailable, text)
+                let shared = &inner.shared;
+                Connecting::too_slow(&shared.addresses(), "the first reply", shared.settings.timeout)
             }
             failure => failure.without_effect(),
         })?;

@@ -26,7 +26,7 @@ pub struct Connecting {
     first: Duration,
     longest: Duration,
     step: Mutex<Duration>,
-    /// The attempts that have begun a step and have not ended.
+    /// The attempts that have not ended.
     running: Mutex<Vec<Progress>>,
 }
 
@@ -92,7 +92,9 @@ impl Connecting {
     }
 
     fn begin<'a>(&'a self, address: &'a str, step: Option<Duration>, until: Instant) -> Attempt<'a> {
-        Attempt { connecting: self, address, step, until, progress: Progress::new(address) }
+        let progress = Progress::new(address);
+        lock(&self.running).push(progress.clone());
+        Attempt { connecting: self, address, step, until, progress }
     }
 
     /// The error of a call that gives up while its attempts to connect continue, usually just before the bound of their
@@ -106,6 +108,11 @@ impl Connecting {
             false => texts.into_values().collect::<Vec<_>>().join("; "),
         };
         Error::new(ErrorKind::Unavailable, text)
+    }
+
+    /// The error of a step that did not end within this bound. `what` names it: `the log-in`.
+    pub fn too_slow(address: &str, what: &str, bound: Duration) -> Error {
+        Error::new(ErrorKind::Unavailable, too_slow(address, what, bound))
     }
 
     /// A step did not end within this bound.
@@ -141,9 +148,7 @@ impl Attempt<'_> {
     /// [`Unavailable`](ErrorKind::Unavailable) if the step takes too long. The attempt has failed.
     pub async fn step<T>(&self, what: &'static str, step: impl Future<Output = T>) -> Result<T> {
         let (begin, until) = (Instant::now(), self.step_until());
-        if self.progress.begins(what) {
-            lock(&self.connecting.running).push(self.progress.clone());
-        }
+        self.progress.begins(what);
         match timeout_at(until, step).await {
             Ok(done) => Ok(done),
             Err(_) => {
@@ -151,8 +156,7 @@ impl Attempt<'_> {
                     self.connecting.timed_out(step);
                 }
                 let (what, took) = self.progress.slowest().unwrap_or((what, begin.elapsed()));
-                let text = too_slow(self.address, what, took.min(until.saturating_duration_since(begin)));
-                Err(Error::new(ErrorKind::Unavailable, text))
+                Err(Connecting::too_slow(self.address, what, took.min(until.saturating_duration_since(begin))))
             }
         }
     }
@@ -214,12 +218,11 @@ impl Progress {
         Self(Arc::new(Steps { address: address.to_owned(), state: Mutex::default() }))
     }
 
-    /// A step begins, and the one before it has ended. Returns whether it is the first one.
-    pub fn begins(&self, what: &'static str) -> bool {
+    /// A step begins, and the one before it has ended.
+    pub fn begins(&self, what: &'static str) {
         let mut state = lock(&self.0.state);
         let slowest = state.map(|step| step.slowest());
         *state = Some(Step { what, begin: Instant::now(), slowest });
-        slowest.is_none()
     }
 
     /// The step that has begun last turns out to be this one.
