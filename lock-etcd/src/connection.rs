@@ -133,8 +133,7 @@ impl Connection {
             // The request took longer than any bound.
             Ok(Err(_)) => Err(Failure::TimedOut),
             Err(_) => {
-                // If other replies arrived meanwhile, the member is only slow.
-                if self.health.replies() == replies {
+                if self.health.is_silent_since(replies) {
                     self.health.doubt();
                 }
                 Err(Failure::TimedOut)

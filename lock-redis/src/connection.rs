@@ -209,8 +209,7 @@ impl<P: Protocol> Connection<P> {
                 Err(failure)
             }
             Err(_) => {
-                // Otherwise the server is only slow.
-                if self.health.replies() == replies {
+                if self.health.is_silent_since(replies) {
                     self.health.close();
                 }
                 Err(Failure::TimedOut)

@@ -204,9 +204,9 @@ impl Link {
                 Ok(reply)
             }
             Err(_) => {
-                // Otherwise the server is only slow. And a call that has spent its time on
-                // connecting says nothing about the link: on a slow path, each new session would lose its first link.
-                if self.health.replies() == replies && begin.elapsed() >= self.silent_after {
+                // A call that has spent its time on connecting says nothing about the link: on a slow path, each new
+                // session would lose its first link.
+                if self.health.is_silent_since(replies) && begin.elapsed() >= self.silent_after {
                     self.kill();
                 }
                 Err(Failure::TimedOut)

@@ -9,9 +9,7 @@ use tokio::time::Instant;
 
 use crate::sync::lock;
 
-/// Notes the replies of a connection and the lack of them. A request without a reply in time says something about its
-/// connection only if no other reply has arrived meanwhile: otherwise the server is only slow. A connection of which
-/// nothing arrives is better replaced, because its packets are retransmitted at growing intervals.
+/// Notes the replies of a connection and the lack of them.
 #[derive(Debug)]
 pub struct Health {
     state: watch::Sender<State>,
@@ -37,8 +35,7 @@ enum State {
 }
 
 impl Health {
-    /// A connection without a reply for so long may have been forgotten on its path, by a NAT or a balancer, which
-    /// nobody reports.
+    /// A NAT or a balancer may have forgotten a connection without a reply for this time, and reports that to nobody.
     pub const IDLE: Duration = Duration::from_secs(5);
 
     /// Whether new requests may use this connection.
@@ -54,6 +51,12 @@ impl Health {
     /// How many replies have arrived.
     pub fn replies(&self) -> u64 {
         self.replies.load(Ordering::Relaxed)
+    }
+
+    /// Whether no reply has arrived since there were this many. If one has, the server is only slow. If none has, a new
+    /// connection may get through sooner than this one, whose packets are retransmitted at growing intervals.
+    pub fn is_silent_since(&self, replies: u64) -> bool {
+        self.replies() == replies
     }
 
     /// A reply has arrived.
