@@ -44,12 +44,14 @@ fn is_leased(server: &RedisServer, lock: &str) -> bool {
     Stored::new(server, PREFIX).record(&name(lock)).lease().is_some()
 }
 
+/// A server that sends its data to a new replica at once.
+fn start() -> RedisServer {
+    let settings = RedisSettings::new().line("repl-diskless-sync-delay 0");
+    settings.start().unwrap_or_else(|error| panic!("{error}"))
+}
+
 impl Trio {
     async fn start() -> Self {
-        let start = || {
-            let settings = RedisSettings::new().line("repl-diskless-sync-delay 0");
-            settings.start().unwrap_or_else(|error| panic!("{error}"))
-        };
         let primary = start();
         let links = [0; 2].map(|_| FaultProxy::start(primary.addr()).unwrap_or_else(|error| panic!("{error}")));
         let it = Self { primary, replicas: [start(), start()], links };
@@ -194,7 +196,6 @@ fn a_handoff_is_told_when_replicas_have_it() {
 #[test]
 fn replicas_of_another_server_do_not_count() {
     case(async |mut trio| {
-        let start = || RedisSettings::new().line("repl-diskless-sync-delay 0").start().expect("a server");
         let (other, its_replica) = (start(), start());
         replicates(&its_replica, other.addr().port()).await;
         let address = FaultProxy::start(trio.primary.addr()).expect("a proxy");

@@ -116,14 +116,18 @@ impl Deployment {
         self.sentinels.iter().map(|sentinel| sentinel.addr()).collect()
     }
 
+    /// The URL of a client by the paths, with these settings on top.
+    pub(super) fn url_by_paths(&self, more: &str) -> String {
+        self.url_of(&self.paths.iter().map(FaultProxy::addr).collect::<Vec<_>>(), more)
+    }
+
     pub(super) async fn client(&self, ttl: Duration) -> LockClient {
         client(&self.url_of(&self.addrs(), "timeout=1s"), ttl).await
     }
 
     /// A client by the paths.
     pub(super) async fn client_by_paths(&self, ttl: Duration, more: &str) -> LockClient {
-        let paths: Vec<_> = self.paths.iter().map(FaultProxy::addr).collect();
-        client(&self.url_of(&paths, more), ttl).await
+        client(&self.url_by_paths(more), ttl).await
     }
 
     /// The replicas have what the primary has acknowledged.

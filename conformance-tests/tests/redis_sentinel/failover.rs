@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::redis::RedisBackend;
 use leasehold_conformance::Direct;
-use leasehold_conformance::harness::{Fault, FaultProxy};
+use leasehold_conformance::harness::Fault;
 use leasehold_core::backend::{RenewReply, RenewRequest};
 use leasehold_core::{ErrorKind, LockClient, LockGuard, LockName};
 
@@ -180,13 +180,13 @@ fn a_former_primary_grants_no_lock_whose_holder_has_moved() {
             tokio::spawn(async move { lock.acquire().await.expect("a lock") })
         };
         let mut waiting = vec![waits(NAMES[1]), waits(NAMES[2])];
-        // He has only his place: his renewal of it finds the grant.
-        let url = deployment.url_of(&deployment.paths.iter().map(FaultProxy::addr).collect::<Vec<_>>(), more);
-        let dan = Direct::attach(Arc::new(RedisBackend::connect(&url).await.expect("a server")));
+        // Dan only renews his place, so a renewal finds the grant.
+        let backend = RedisBackend::connect(&deployment.url_by_paths(more)).await.expect("a server");
+        let dan = Direct::attach(Arc::new(backend));
         let claim = dan.claim(&LockName::new(NAMES[3]).expect("a name"));
         let place = dan.not_granted(&claim, long).await;
         let has_places = || NAMES[1..].iter().all(|name| deployment.record(0, name).waiters == Some(1));
-        eventually("Bob waits", has_places).await;
+        eventually("Bob and Dan wait", has_places).await;
         deployment.is_replicated().await;
         deployment.paths.iter().for_each(|path| path.apply(Fault::DropTraffic));
         deployment.servers[0].pause().expect("it runs");
