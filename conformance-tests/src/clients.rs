@@ -142,6 +142,11 @@ pub(crate) fn handoff_bound(capabilities: &Capabilities) -> Duration {
     }
 }
 
+/// How long a waiter with this ttl polls at the latest after its last poll, or renews its place.
+pub(crate) fn poll_bound(capabilities: &Capabilities, ttl: Duration) -> Duration {
+    ttl.min(capabilities.max_place_ttl) / 3
+}
+
 /// Waits until this many acquires of a client wait, are in the queue if the server keeps one, and can be notified.
 #[track_caller]
 pub(crate) fn queued(

@@ -12,7 +12,8 @@ use leasehold_core::backend::{
 use leasehold_core::defaults::DEFAULT_TTL;
 
 use crate::clients::{
-    client, hold, kind_of, long_client, long_ttl, lost, offered, operator, queued, steady_client, steady_ttl,
+    client, hold, kind_of, long_client, long_ttl, lost, offered, operator, poll_bound, queued, steady_client,
+    steady_ttl,
 };
 use crate::direct::Direct;
 use crate::fault::{PathFault, ServerFault, Tamper};
@@ -181,8 +182,11 @@ pub async fn the_worst_takeover_is_in_time(fixture: &dyn Fixture) {
     queued(fixture, &bob, &name, (1, 2)).await;
     guard.release().await.expect("a release");
     let capabilities = bob.capabilities();
-    let next_poll = capabilities.takeover_slack + bobs_ttl.min(capabilities.max_place_ttl) / 3;
-    let bound = ttl.saturating_sub(stopwatch.elapsed()) + capabilities.takeover_at_worst(bobs_ttl).max(next_poll);
+    let at_worst = match capabilities.waiting {
+        Waiting::ServerQueue => capabilities.takeover_at_worst(bobs_ttl),
+        _ => capabilities.takeover_slack + poll_bound(&capabilities, bobs_ttl),
+    };
+    let bound = ttl.saturating_sub(stopwatch.elapsed()) + at_worst;
     let guard = in_time(bound, "takeover from a waiter that was dead when it got the lock", join(waiter)).await;
     assert!(guard.is_held());
 }

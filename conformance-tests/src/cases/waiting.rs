@@ -10,8 +10,8 @@ use leasehold_core::{ErrorKind, FencingToken, LockClient, LockGuard, Result};
 use tokio::task::JoinHandle;
 
 use crate::clients::{
-    PATIENCE, build, client, default_client, handoff_bound, hold, is_free, kind_of, long_client, queued, steady_client,
-    steady_ttl,
+    PATIENCE, build, client, default_client, handoff_bound, hold, is_free, kind_of, long_client, poll_bound, queued,
+    steady_client, steady_ttl,
 };
 use crate::direct::Direct;
 use crate::fault::PathFault;
@@ -128,8 +128,7 @@ pub async fn a_lost_push_costs_time_only(fixture: &dyn Fixture) {
     queued(fixture, &bob, &name, (1, 1)).await;
     fixture.path(PathFault::LosePushes).await;
     guard.release().await.expect("a release");
-    // A place is renewed after a third of its ttl, so the next poll is never later.
-    let bound = ttl.min(bob.capabilities().max_place_ttl) / 3 + AT_ONCE;
+    let bound = poll_bound(&bob.capabilities(), ttl) + AT_ONCE;
     let next = in_time(bound, "the next poll finds the grant whose push was lost", join(waiter)).await;
     assert!(next.is_held());
 }
