@@ -178,8 +178,11 @@ impl RedisBackend {
             let grant = unconfirmed.as_ref().filter(|_| is_new((request, renewed)));
             let lease = unreplicated.as_ref().filter(|_| renewed.is_lease());
             // A former primary goes on confirming requests for a while.
-            let (primary, at) = primary.filter(|_| is_place).unzip();
-            grant.or(lease).cloned().or_else(|| primary?.check(request.ttl, at?).err())
+            let former = || match primary {
+                Some((primary, at)) if is_place => primary.check(request.ttl, at).err(),
+                _ => None,
+            };
+            grant.or(lease).cloned().or_else(former)
         };
         let answer = |(request, renewed): (&RenewRequest, Renewed)| {
             if let Some(why) = doubt(request, &renewed) {
