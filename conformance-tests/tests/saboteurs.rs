@@ -230,7 +230,8 @@ saboteurs! {
         a_waiter_is_notified_after_a_reconnect: SubscribesOnce, "after a reconnect as before";
         a_holder_is_notified_after_a_reconnect: ClaimsToPush, "a loss is pushed after a reconnect";
         a_slow_path_is_connected_to: ConnectsInEachCall, "not connected over a slow path";
-        a_holder_that_is_cut_on_a_slow_path_keeps_its_lease: ConnectsInEachCall, "cut on a slow path has lost its lease";
+        a_holder_that_is_cut_on_a_slow_path_keeps_its_lease: ConnectsInEachCall,
+            "cut on a slow path has lost its lease";
     }
     names {
         all_names_are_distinct: FoldsCase, "is confused with the name";

@@ -92,7 +92,7 @@ impl Link {
         let connected = tokio::select! {
             biased;
             connected = attempt.step(first, connecting) => connected,
-            // Not for each session that is opened or continued: on a slow path, servers would get twice the connections.
+            // Not for each session that is opened or continued: on a slow path, that doubles the connections.
             never = follow(&progress, shared, address, until), if sent == NEVER => match never {},
         };
         let started = lock(&spawner.started).take();
@@ -244,8 +244,8 @@ async fn live_address(lookups: &Lookups, address: &str, progress: &Progress) -> 
     live.map_or_else(|_| address.to_owned(), |live| live.to_string())
 }
 
-/// Finds out which step takes long, for the error of the attempt. The client crate takes TCP, TLS and the session as one
-/// step, so another connection shows whether the server accepts any. Never returns.
+/// Finds out which step takes long, for the error of the attempt. The client crate takes TCP, TLS and the session as
+/// one step, so another connection shows whether the server accepts any. Never returns.
 async fn follow(progress: &Progress, shared: &Shared, address: &str, until: Instant) -> Infallible {
     let left = until.saturating_duration_since(Instant::now());
     tokio::time::sleep(left.min(shared.settings.timeout) / 4).await;

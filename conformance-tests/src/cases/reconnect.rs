@@ -226,7 +226,7 @@ pub async fn a_holder_that_is_cut_on_a_slow_path_keeps_its_lease(fixture: &dyn F
     let cut = Stopwatch::start();
     tokio::time::sleep(AT_ONCE).await;
     fixture.path(PathFault::Delay(bound / 12)).await;
-    // Without a renewal over the new connection the lease has ended by then, also on a slow machine.
+    // The lease ends by then unless a renewal arrives over the new connection, however slow the machine is.
     if let Ok(loss) = tokio::time::timeout(ttl, guard.lost()).await {
         let after = cut.elapsed();
         panic!("a holder that was cut on a slow path has lost its lease of {ttl:?} after {after:?}: {loss:?}");

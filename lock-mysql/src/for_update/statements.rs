@@ -42,8 +42,9 @@ max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */; "
 /// Shows the limits that have to be 0, because a proxy may have kept the settings from the server.
 macro_rules! show_limits {
     () => {
-        "SHOW SESSION VARIABLES WHERE Variable_name IN ('idle_transaction_timeout', 'idle_readonly_transaction_timeout', \
-'idle_write_transaction_timeout', 'max_statement_time', 'max_execution_time')"
+        "SHOW SESSION VARIABLES WHERE Variable_name IN \
+('idle_transaction_timeout', 'idle_readonly_transaction_timeout', 'idle_write_transaction_timeout', \
+'max_statement_time', 'max_execution_time')"
     };
 }
 

@@ -253,8 +253,8 @@ async fn write(store: &Store, guard: &LockGuard, text: &str) {
     }
 }
 
-/// Raises the number in the file, in steps that only the lock keeps together. Returns it and when the guard was checked,
-/// or `None` if the lease was lost between the steps. A real program would send the token with the write.
+/// Raises the number in the file, in steps that only the lock keeps together. Returns it and when the guard was
+/// checked, or `None` if the lease was lost between the steps. A real program would send the token with the write.
 async fn count(file: &Path, work: Duration, guard: &LockGuard) -> std::io::Result<Option<(u64, u64)>> {
     let number = match fs::read_to_string(file) {
         Ok(text) => text.trim().parse::<u64>().map_err(std::io::Error::other)?,

@@ -198,8 +198,8 @@ pub async fn a_release_during_a_renewal_stays_a_release(fixture: &dyn Fixture) {
         assert!(failed.is_none() || failed == of_a_cut, "a release: {released:?}");
         // A release in doubt is sent again.
         let bound = failed.map_or(Duration::ZERO, |_| ann.capabilities().call_bound);
-        let is_free = async || fixture.record(&name).await.lease().is_none();
-        eventually(bound, "a renewal in flight revived the released lease", is_free).await;
+        let is_gone = async || fixture.record(&name).await.lease().is_none();
+        eventually(bound, "a renewal in flight revived the released lease", is_gone).await;
         // Only that renewal may still arrive: it may have been sent too late to be held.
         tokio::time::sleep(ttl / 4).await;
         let served = fixture.served().await;

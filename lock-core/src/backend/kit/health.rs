@@ -35,7 +35,8 @@ enum State {
 }
 
 impl Health {
-    /// A NAT or a balancer may have forgotten a connection without a reply for this time, and reports that to nobody.
+    /// A connection without a reply for this time has to prove that it still works: a NAT gateway or a balancer may have
+    /// dropped it without telling either end.
     pub const IDLE: Duration = Duration::from_secs(5);
 
     /// Whether new requests may use this connection.
