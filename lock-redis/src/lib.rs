@@ -32,6 +32,9 @@ mod admin;
 mod backend;
 mod batcher;
 mod capabilities;
+// Not used yet.
+#[cfg(test)]
+mod cluster;
 mod connection;
 mod endpoint;
 mod errors;
