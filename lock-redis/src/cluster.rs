@@ -7,4 +7,5 @@
 //! that it may need. If a node says that it lacks one of them, the request is sent again with the record alone, which
 //! one of the two nodes always accepts (`route.rs`).
 
+mod redirection;
 mod slots;
