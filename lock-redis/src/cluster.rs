@@ -7,5 +7,6 @@
 //! that it may need. If a node says that it lacks one of them, the request is sent again with the record alone, which
 //! one of the two nodes always accepts (`route.rs`).
 
+mod map;
 mod redirection;
 mod slots;
