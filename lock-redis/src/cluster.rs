@@ -9,4 +9,5 @@
 
 mod map;
 mod redirection;
+mod route;
 mod slots;

@@ -1,0 +1,178 @@
+//! Where a request goes next, and when to give up.
+//!
+//! A request is sent again only while each node that had it has said that it did nothing. Once a node is silent, nothing
+//! is sent any more, because the silent node may act on it later. All of this happens within the bound of one call.
+
+use std::time::Duration;
+
+use leasehold_core::{Error, ErrorKind};
+use tokio::time::Instant;
+
+use super::redirection::Redirection;
+use crate::errors::Failure;
+use crate::sentinel::Address;
+
+/// How many times a request is sent elsewhere until it pauses: to the node that takes the slot over, back to the owner
+/// with the record alone, and once more to the node that has taken it over by then.
+const AT_ONCE: u32 = 3;
+
+/// The first pause. It doubles up to [`LONGEST_PAUSE`].
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// The keys that a request declares beside the record. A script uses no other ones: one that is missing may be at the
+/// other node of a slot that is moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Keys {
+    pub(super) queue: bool,
+    /// The tombstone of the request's own claim.
+    pub(super) tombstone: bool,
+}
+
+impl Keys {
+    pub(super) const RECORD: Self = Self { queue: false, tombstone: false };
+    pub(super) const ALL: Self = Self { queue: true, tombstone: true };
+
+    const fn contains(self, other: Self) -> bool {
+        (self.queue || !other.queue) && (self.tombstone || !other.tombstone)
+    }
+}
+
+/// The next node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Target {
+    /// The one that serves the slot as far as the client knows by then.
+    Owner,
+    Node(Address),
+    /// A node that takes the slot over. It serves the request only if `ASKING` comes just before it.
+    Taker(Address),
+}
+
+/// The next thing to do.
+#[derive(Debug)]
+pub(super) enum Next {
+    Send {
+        /// First wait for this long.
+        pause: Duration,
+        to: Target,
+        keys: Keys,
+    },
+    /// The outcome is in doubt only if this is [`Indeterminate`](ErrorKind::Indeterminate).
+    GiveUp(Error),
+}
+
+/// Whether to ask the nodes again which of them serves which slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refresh {
+    No,
+    /// Without waiting for it.
+    Beside,
+    /// Before the request is sent again.
+    First,
+}
+
+/// What has become of a request that was to be sent.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Redirected(Redirection),
+    /// The script needs these keys beside the record, which it did not use without them. It changed nothing.
+    NeedsKeys(Keys),
+    /// It was not sent: there is no connection to the node, or no node.
+    NotSent(Error),
+    /// There is no reply.
+    Silent(Error),
+}
+
+/// One request on its way.
+#[derive(Debug)]
+pub(super) struct Route {
+    until: Instant,
+    keys: Keys,
+    /// Whether the script can do with fewer keys, and says if it cannot.
+    is_reducible: bool,
+    /// Since the last pause.
+    sent_elsewhere: u32,
+    pauses: u32,
+    has_refreshed: bool,
+}
+
+impl Route {
+    /// A request with a bound, which goes to the owner of the slot first.
+    pub(super) const fn new(keys: Keys, is_reducible: bool, until: Instant) -> Self {
+        Self { until, keys, is_reducible, sent_elsewhere: 0, pauses: 0, has_refreshed: false }
+    }
+
+    /// What follows from the outcome of the last sending.
+    pub(super) fn next(&mut self, outcome: Outcome, now: Instant) -> (Next, Refresh) {
+        match outcome {
+            Outcome::Redirected(Redirection::Moved(_, to)) => {
+                (self.elsewhere(Target::Node(to), now, DISAGREE), Refresh::Beside)
+            }
+            // Only this request goes there: others of the slot have to be sent to the owner until the slot has moved.
+            Outcome::Redirected(Redirection::Ask(_, to)) => {
+                (self.elsewhere(Target::Taker(to), now, DISAGREE), Refresh::No)
+            }
+            Outcome::Redirected(Redirection::TryAgain) => (self.with_fewer_keys(now), Refresh::No),
+            // It lasts until a replica is promoted, which takes longer than most calls.
+            Outcome::Redirected(Redirection::Down) => {
+                (Next::GiveUp(Error::new(ErrorKind::Unavailable, DOWN)), Refresh::Beside)
+            }
+            Outcome::NeedsKeys(keys) if !self.is_reducible || self.keys.contains(keys) => {
+                (Next::GiveUp(Failure::UnexpectedReply.into()), Refresh::No)
+            }
+            Outcome::NeedsKeys(keys) => {
+                self.keys = keys;
+                (self.after_a_pause(Target::Owner, now, MOVING), Refresh::No)
+            }
+            // The node may have failed, and another one may have taken its place.
+            Outcome::NotSent(_) if !self.has_refreshed && now < self.until => {
+                self.has_refreshed = true;
+                (Next::Send { pause: Duration::ZERO, to: Target::Owner, keys: self.keys }, Refresh::First)
+            }
+            Outcome::NotSent(error) => (Next::GiveUp(error), Refresh::Beside),
+            Outcome::Silent(error) => (Next::GiveUp(error), Refresh::Beside),
+        }
+    }
+
+    /// Sends the request with the record alone, which one of the two nodes accepts.
+    fn with_fewer_keys(&mut self, now: Instant) -> Next {
+        if !self.is_reducible || self.keys == Keys::RECORD {
+            return self.after_a_pause(Target::Owner, now, MOVING);
+        }
+        self.keys = Keys::RECORD;
+        self.elsewhere(Target::Owner, now, MOVING)
+    }
+
+    /// Sends the request to another node. Pauses only after several: otherwise one round between the two nodes of a slot
+    /// that is moved would have several pauses.
+    fn elsewhere(&mut self, to: Target, now: Instant, why: &'static str) -> Next {
+        self.sent_elsewhere += 1;
+        match self.sent_elsewhere > AT_ONCE {
+            true => self.after_a_pause(to, now, why),
+            false => self.send(Duration::ZERO, to, now, why),
+        }
+    }
+
+    fn after_a_pause(&mut self, to: Target, now: Instant, why: &'static str) -> Next {
+        let pause = (FIRST_PAUSE * (1 << self.pauses.min(8))).min(LONGEST_PAUSE);
+        self.pauses += 1;
+        self.sent_elsewhere = 0;
+        self.send(pause, to, now, why)
+    }
+
+    fn send(&self, pause: Duration, to: Target, now: Instant, why: &'static str) -> Next {
+        if now + pause >= self.until {
+            return Next::GiveUp(Error::new(ErrorKind::Unavailable, why));
+        }
+        Next::Send { pause, to, keys: self.keys }
+    }
+}
+
+const MOVING: &str =
+    "the cluster is moving the lock's slot to another node, and some of the lock's keys are not there yet";
+const DISAGREE: &str = "the nodes of the cluster do not agree which of them serves the lock";
+const DOWN: &str = "the cluster is down, or no node serves the lock: `redis-cli --cluster check` says why";
+
+#[cfg(test)]
+mod tests;
