@@ -79,12 +79,14 @@ impl Shared {
         // Only acquires need the channel, for the places that they may get.
         let channel = if acquires > 0 { self.keys.channel.as_bytes() } else { &[] };
         let options = options.unwrap_or(AcquireOptions { ttl: Duration::ZERO, queue: false });
-        let mut packed = Vec::with_capacity(17 + channel.len() + holder.len());
+        let mut packed = Vec::with_capacity(18 + channel.len() + holder.len());
         packed.extend(u64::try_from(self.settings.retention.as_micros()).unwrap_or(u64::MAX).to_be_bytes());
         packed.extend(u16::try_from(acquires).unwrap_or(u16::MAX).to_be_bytes());
         packed.extend(millis(options.ttl).to_be_bytes());
         packed.push(if grants { b'1' } else { b'0' });
         packed.push(if options.queue { b'q' } else { b'l' });
+        // The script may use every key of a lock.
+        packed.push(b'a');
         packed.push(u8::try_from(channel.len()).unwrap_or(u8::MAX));
         packed.extend(channel);
         packed.extend(holder.as_bytes());

@@ -13,6 +13,7 @@
 --                {2, place, ms}               queued at this place; the holder's lease lasts for ms
 --                {3, 0, ms}                   held by another owner, and the request does not queue
 --                {4, 0, 0}                    withdrawn: this request came too late
+--                {5, keys, 0}                 see prelude.lua
 --                error                        this lock is unchanged, except that a free lock may have gone to its
 --                                             queue
 -- promises     A free lock goes to the oldest live place, and never past it. A repeated request of a claim that holds
@@ -44,7 +45,7 @@ for i = 1, acquires do
     ok, reply = pcall(function()
       local it = lib.read(key) or lib.new(key)
       -- A copy of a withdrawn claim's request that arrives late has no effect.
-      if it.tombstones > now and redis.call('EXISTS', key .. ':t:' .. owner) == 1 then return {4, 0, 0} end
+      if lib.is_withdrawn(it, owner) then return {4, 0, 0} end
       -- First: if the lease has ended, the lock belongs to the oldest live place, and this request must not pass it.
       lib.settle(it)
       if it.deadline <= now then
@@ -65,7 +66,7 @@ for i = 1, acquires do
       lib.new_place(it, owner, ttl)
       return {2, it.places, lib.left(it)}
     end)
-    if not ok then reply = lib.error_text(reply) end
+    if not ok then reply = lib.failed(reply) end
   end
   if not reply then
     -- At least TIME, so that tokens keep rising after the record was lost.
@@ -92,7 +93,7 @@ for i = 1, acquires do
     -- NX refused the write: the key exists, with a value that is not a string.
     reply = done and (done.err or fence) or call('GET', key).err
   end
-  if #KEYS == 1 then return reply end
+  if locks == 1 then return reply end
   if reply == now then
     codes[i] = 'n'
   else

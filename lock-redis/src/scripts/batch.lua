@@ -2,4 +2,4 @@
 -- costs a third of the GETs. MGET returns nothing for a value that is not a string, so a script must not overwrite a
 -- record that seems to be missing.
 
-if #KEYS > 1 then raws, seen, replies, codes = call('MGET', spread(KEYS)), {}, {now, ''}, {} end
+if locks > 1 then raws, seen, replies, codes = call('MGET', spread(KEYS)), {}, {now, ''}, {} end

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]      the record of a lock
 -- ARGV[2]      the token of the lease
--- replies      the raised token, or nil if that lease has ended
+-- replies      the raised token, or nil if that lease has ended; {5, keys, 0}: see prelude.lua
 -- promises     Later leases are not affected. Every later token is higher than the raised one. A lease that has ended
 --              is not put back (`put_back.rs`).
 
@@ -10,6 +10,9 @@ lib = (function()
   --@ library.lua
 end)()
 local it, token = lib.read(KEYS[1]) or lib.new(KEYS[1]), tonumber(ARGV[2])
+-- Before the first write.
+local ok, why = pcall(lib.need, it.queued, false)
+if not ok then return lib.failed(why) end
 if it.deadline <= now or it.fence ~= token then
   -- The server has lost this lease or runs with old data, and its holder could still put it back. A token that is far
   -- ahead of the clock is a mistake: it would keep the record for as long.

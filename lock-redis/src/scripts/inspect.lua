@@ -6,6 +6,7 @@
 --                {token, ms, holder, waiters}     the last fencing token (0 if there was none), the ms that the lease
 --                                                 still lasts (0 if the lock is free), the last holder's information,
 --                                                 the number of live places
+--                {5, keys, 0}                     see prelude.lua
 --                error
 -- promises     Expired leases and places are not shown.
 
@@ -18,6 +19,7 @@ local function show(key)
   if not it then return false end
   local waiters = 0
   if it.queued then
+    lib.need(true, false)
     local fields = redis.call('HGETALL', it.queue)
     for i = 1, #fields, 2 do
       if string.byte(fields[i]) < 58 and #fields[i + 1] >= 24 then
@@ -31,8 +33,8 @@ local function show(key)
 end
 
 replies = {now}
-for i = 1, #KEYS do
+for i = 1, locks do
   local ok, shown = pcall(show, KEYS[i])
-  replies[i + 1] = ok and shown or not ok and lib.error_text(shown)
+  replies[i + 1] = ok and shown or not ok and lib.failed(shown)
 end
 return replies

@@ -65,7 +65,25 @@ function lib.write(it, even_if_full)
   if done.err then error(done.err, 0) end
 end
 
+-- Called before each use of the queue or of a tombstone, and before anything is written. Ends the work on this lock if
+-- the request may not use it (prelude.lua).
+function lib.need(queue, tombstone)
+  if usable == 'a' then return end
+  local has_queue, has_tombstone = usable % 2 == 1, usable > '1'
+  if queue and not has_queue or tombstone and not has_tombstone then
+    error({keys = ((queue or has_queue) and 1 or 0) + ((tombstone or has_tombstone) and 2 or 0)}, 0)
+  end
+end
+
+-- Whether this owner has a tombstone.
+function lib.is_withdrawn(it, owner)
+  if it.tombstones <= now then return false end
+  lib.need(false, true)
+  return call('EXISTS', it.key .. ':t:' .. owner) == 1
+end
+
 function lib.delete_queue(it)
+  if not it.queued then return end
   call('DEL', it.queue)
   it.queued = false
 end
@@ -75,6 +93,7 @@ end
 -- the record has changed and is not written yet.
 function lib.settle(it)
   if not it.queued or it.deadline > now or grants ~= '1' then return false end
+  lib.need(true, false)
   -- Without 'h' the queue has expired or was deleted, and has no places.
   local number = tonumber(call('HGET', it.queue, 'h') or it.places + 1)
   while number <= it.places do
@@ -148,6 +167,7 @@ end
 -- Removes a dead one, so that the owner can get a new place at the end.
 function lib.find_place(it, owner)
   if not it.queued then return end
+  lib.need(true, false)
   local number = call('HGET', it.queue, 'o' .. owner)
   local entry = number and call('HGET', it.queue, number)
   if not entry then return end
@@ -166,6 +186,7 @@ end
 
 -- Gives an owner a new place at the end of the queue.
 function lib.new_place(it, owner, ttl)
+  lib.need(true, false)
   local number = format('%d', it.places + 1)
   -- A queue without the flag belongs to an earlier record that is gone.
   if not it.queued then call('DEL', it.queue) end
@@ -191,6 +212,12 @@ end
 
 function lib.error_text(why)
   return type(why) == 'table' and why.err or tostring(why)
+end
+
+-- The reply for a lock whose work has ended with an error.
+function lib.failed(why)
+  if type(why) == 'table' and why.keys then return {5, why.keys, 0} end
+  return lib.error_text(why)
 end
 
 return lib

@@ -23,12 +23,18 @@
 --            'e' .. last    first   } know gaps scans the numbers one by one
 -- TOMBSTONE  KEYS[i] .. ':t:' .. owner: this owner was withdrawn, and a late request of it must not take effect
 --
--- The keys of a lock derive from KEYS[i] and share its hash tag, and therefore its slot.
+-- The keys of a lock derive from KEYS[i] and share its hash tag, and therefore its slot. In a cluster, a call for one
+-- lock declares them behind the record, in any order. While the slot is moved to another node, both nodes refuse a call
+-- that declares a key which they do not have, also if it does not exist. Such a call is repeated with fewer keys, and
+-- must use no other ones: a key that seems to be missing may be at the other node. If the script needs one of those,
+-- nothing has changed, and the reply for the lock is {5, keys, 0}, with all keys that it needs beside the record.
 --
 -- ARGV[1] of every script: retention u64 µs | number of acquires u16 | ttl u32 ms | '1' if new grants are allowed, '0'
--- in quarantine | 'q' if acquires queue, 'l' if not | length of channel u8 | the client's channel | holder information
--- of the acquires. The header of each script has the other arguments. Values per lock share one argument, because an
--- argument costs as much as reading a record. An error of one lock appears only in the reply for that lock.
+-- in quarantine | 'q' if acquires queue, 'l' if not | the keys that may be used beside the record: 'a' for all of them,
+-- or a digit, 1 for the queue + 2 for the tombstone of the request's owner | length of channel u8 | the client's
+-- channel | holder information of the acquires. The header of each script has the other arguments. Values per lock
+-- share one argument, because an argument costs as much as reading a record. An error of one lock appears only in the
+-- reply for that lock.
 --
 -- The main chunk of a script handles only the ordinary record, which has no flags; 24641536 is its first four bytes.
 -- Everything else is in library.lua, which a script creates on first use, because creating the functions and their
@@ -40,4 +46,6 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local raws, seen, replies, codes, lib
 local pack, unpack, spread = struct.pack, struct.unpack, unpack
-local retention, acquires, ttl, grants, on_contention, to_holder, at_channel = unpack('>I8I2I4c1c1B', ARGV[1])
+local retention, acquires, ttl, grants, on_contention, usable, to_holder, at_channel = unpack('>I8I2I4c1c1c1B', ARGV[1])
+-- How many of KEYS are records.
+local locks = usable == 'a' and #KEYS or 1

@@ -28,7 +28,7 @@ return function(i, it, owner, place, till)
   local token = tokens[i]
   if not token or it.fence > token then return false end
   if it.fence == token and (it.owner ~= owner or it.deadline == 0) then return false end
-  if it.tombstones > now and redis.call('EXISTS', it.key .. ':t:' .. owner) == 1 then return false end
+  if lib.is_withdrawn(it, owner) then return false end
   check_run()
   if it.fence < token then
     -- All of it is older than the lease. Places are kept only if they are numbered as the place of the lease is: a

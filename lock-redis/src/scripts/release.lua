@@ -13,6 +13,7 @@
 --              The list:
 --                1        the lease or place belonged to this owner and has ended
 --                0        this owner had neither
+--                {5, keys, 0}  see prelude.lua
 --                error    this lock is unchanged, except that a free lock may have gone to its queue
 -- promises     The token stays in the record. Leases and places of other owners are not affected. No request of a
 --              withdrawn owner that is still in flight takes effect during the ttl of the tombstone.
@@ -25,7 +26,7 @@ if ARGV[3] then
     withdrawn[i] = ms
   end
 end
-for i = acquires + 1, #KEYS do
+for i = acquires + 1, locks do
   local key, owner, reply = KEYS[i], sub(owners, 16 * i - 15, 16 * i), nil
   local raw
   if raws and not seen[key] then
@@ -49,6 +50,8 @@ for i = acquires + 1, #KEYS do
     local ok
     ok, reply = pcall(function()
       local it, ms = lib.read(key), withdrawn and withdrawn[i]
+      -- Before the first write.
+      lib.need(it and it.queued, ms)
       if ms then
         it = it or lib.new(key)
         -- The record comes first, because it makes acquire check for the tombstone.
@@ -68,9 +71,9 @@ for i = acquires + 1, #KEYS do
       if changed then lib.write(it, true) end
       return ended
     end)
-    if not ok then reply = lib.error_text(reply) end
+    if not ok then reply = lib.failed(reply) end
   end
-  if #KEYS == 1 then return reply end
+  if locks == 1 then return reply end
   if reply == 1 then
     codes[i] = 'r'
   elseif reply == 0 then

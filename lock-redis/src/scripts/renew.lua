@@ -12,6 +12,7 @@
 --                g        the lease was renewed, and came from a place or has another number: place, fencing token
 --                w        the place was renewed: place, ms that the holder's lease lasts
 --                l        this owner has neither
+--                k        see prelude.lua: the keys
 --                e        error: the message
 -- promises     Nothing is created, except that a lease of an earlier run is put back. A lease that has ended stays
 --              ended, even if nobody else holds the lock.
@@ -26,7 +27,7 @@ local put_back = ARGV[4] and (function()
   --@ put_back.lua
 end)()
 replies, codes = {now, ''}, {}
-for i = 1, #KEYS do
+for i = 1, locks do
   local key, request, code = KEYS[i], sub(requests, 24 * i - 23, 24 * i), nil
   local raw
   -- The ordinary case below may write a record twice, but always the same bytes.
@@ -65,6 +66,8 @@ for i = 1, #KEYS do
       if lib.settle(it) then lib.write(it, true) end
       if it.owner == owner and it.deadline > now then
         local ends_sooner = extend == 'e' and till < it.deadline
+        -- Before the first write.
+        lib.need(ends_sooner and it.queued, false)
         it.deadline = extend == 'e' and till or math.max(it.deadline, till)
         lib.write(it, true)
         if ends_sooner then lib.notify_head(it) end
@@ -78,7 +81,9 @@ for i = 1, #KEYS do
       return 'w', tonumber(place), lib.left(it)
     end)
     if not ok then
-      code, number = 'e', lib.error_text(code)
+      local failed = lib.failed(code)
+      code, number = 'e', failed
+      if type(failed) == 'table' then code, number = 'k', failed[2] end
     end
     if number then replies[#replies + 1] = number end
     if value then replies[#replies + 1] = value end
