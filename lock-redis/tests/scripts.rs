@@ -92,3 +92,87 @@ async fn a_server_has_run_for_a_second_less_than_it_says() {
         assert_eq!(reading[1], Value::Int(uptime), "uptime_in_seconds:{says}");
     }
 }
+
+/// A script as the client sends it.
+fn whole(bodies: &[&str]) -> String {
+    let library = include_str!("../src/scripts/library.lua");
+    let put_back = include_str!("../src/scripts/put_back.lua");
+    let body = bodies.concat().replace("--@ put_back.lua\n", put_back).replace("--@ library.lua\n", library);
+    [include_str!("../src/scripts/prelude.lua"), &body].concat()
+}
+
+/// A request for one lock, as in a cluster: it declares these keys beside the record (1 the queue, 2 the tombstone of
+/// its owner), and its script uses no other ones.
+async fn declared(server: &Redis, keys: u8, script: &str, acquires: u8, more: &str) -> Value {
+    let owner = "1".repeat(16);
+    let names = ["test:{job}".to_owned(), "test:{job}:q".to_owned(), format!("test:{{job}}:t:{owner}")];
+    let names = names.iter().enumerate().filter(|(number, _)| *number == 0 || usize::from(keys) & number != 0);
+    let names: Vec<_> = names.map(|(_, name)| name.as_str()).collect();
+    let common = format!("struct.pack('>I8I2I4c1c1c1B', 600000000, {acquires}, 30000, '1', 'q', '{keys}', 0)");
+    let source = format!("local ARGV = {{{common}, {more}}}\n{script}");
+    let count = names.len().to_string();
+    server.command(&[&["EVAL", &source, &count], &names[..]].concat()).await
+}
+
+/// The keys that a request lacks, by the reply to it.
+fn lacking(reply: &Value) -> Option<i64> {
+    let Value::Array(parts) = reply else { return None };
+    match &parts[..] {
+        [Value::Int(5), Value::Int(keys), Value::Int(0)] => Some(*keys),
+        // Of a renewal.
+        [_, Value::BulkString(code), Value::Int(keys)] if code == b"k" => Some(*keys),
+        // Of an inspection.
+        [_, shown @ Value::Array(_)] => lacking(shown),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn a_script_names_the_keys_that_it_lacks_and_has_changed_nothing() {
+    let server = Redis::start(&[]);
+    let batch = include_str!("../src/scripts/batch.lua");
+    let acquire_and_release = [include_str!("../src/scripts/acquire.lua"), include_str!("../src/scripts/release.lua")];
+    let exchange = whole(&[&[batch], &acquire_and_release[..]].concat());
+    let renew = whole(&[batch, include_str!("../src/scripts/renew.lua")]);
+    let inspect = whole(&[include_str!("../src/scripts/inspect.lua")]);
+    let break_lock = whole(&[include_str!("../src/scripts/break.lua")]);
+    let owner = |number: u8| format!("string.rep('{number}', 16)");
+    let renewal = |place: &str, number: u8, exceptions: &str| {
+        format!("struct.pack('>I8', {place}) .. {}, {exceptions}", owner(number))
+    };
+    let withdrawal = format!("{}, struct.pack('>I2I4', 1, 60000)", owner(1));
+
+    let Value::Int(token) = declared(&server, 0, &exchange, 1, &owner(1)).await else { panic!("not granted") };
+    let (token, place) = (token.to_string(), (token + 1).to_string());
+    assert_eq!(lacking(&declared(&server, 0, &exchange, 1, &owner(2)).await), Some(1), "a first place");
+    let queued = declared(&server, 1, &exchange, 1, &owner(2)).await;
+    assert!(matches!(queued, Value::Array(ref parts) if parts[0] == Value::Int(2)), "{queued:?}");
+    // A holder needs no queue, whoever waits.
+    assert_eq!(lacking(&declared(&server, 0, &renew, 0, &renewal(&token, 1, "''")).await), None);
+    let sooner = "struct.pack('>I2I4c1', 1, 100, 'e')";
+    let dump =
+        async || [server.command(&["DUMP", "test:{job}"]).await, server.command(&["DUMP", "test:{job}:q"]).await];
+    for (what, keys, script, acquires, more, lacks) in [
+        ("another place", 0, &exchange, 1, owner(3), 1),
+        ("the waiter", 0, &renew, 0, renewal(&place, 2, "''"), 1),
+        ("a sooner end", 0, &renew, 0, renewal(&token, 1, sooner), 1),
+        ("a release", 0, &exchange, 0, owner(1), 1),
+        ("a withdrawal", 0, &exchange, 0, withdrawal.clone(), 3),
+        ("a withdrawal with its tombstone", 2, &exchange, 0, withdrawal.clone(), 3),
+        ("a withdrawal with its queue", 1, &exchange, 0, withdrawal.clone(), 3),
+        ("a break", 0, &break_lock, 0, format!("'{token}'"), 1),
+        ("an inspection", 0, &inspect, 0, "''".to_owned(), 1),
+    ] {
+        let before = dump().await;
+        let reply = declared(&server, keys, script, acquires, &more).await;
+        assert_eq!(lacking(&reply), Some(lacks), "{what}: {reply:?}");
+        assert_eq!(dump().await, before, "{what}");
+    }
+    // All keys are declared, and are not taken for records.
+    assert_eq!(declared(&server, 3, &exchange, 0, &withdrawal).await, Value::Int(1));
+    // It was withdrawn, and comes late.
+    assert_eq!(lacking(&declared(&server, 0, &exchange, 1, &owner(1)).await), Some(2));
+    let late = declared(&server, 2, &exchange, 1, &owner(1)).await;
+    assert_eq!(late, Value::Array(vec![Value::Int(4), Value::Int(0), Value::Int(0)]));
+    assert_eq!(lacking(&declared(&server, 0, &renew, 0, &renewal(&place, 2, "''")).await), None, "the next holder");
+}
