@@ -199,6 +199,11 @@ impl Epoch {
         !ttl.is_zero() && !self.published.has(ttl, now + ttl + REWRITE_BEFORE)
     }
 
+    /// Adds the ttls that another one knows: the locks of one server may come to the other, as the nodes of a cluster.
+    pub fn learn(&mut self, other: &Self) {
+        self.in_use.add_all(&other.in_use);
+    }
+
     /// Adds the ttls of a message, `<the server's clock in ms> <the epoch key>`. The message may be old, so it does not
     /// change `published`.
     pub fn receive(&mut self, message: &str, now: Instant) {
