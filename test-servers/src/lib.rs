@@ -22,7 +22,7 @@ pub use mysql::{
     can_have_small_disks, is_named,
 };
 pub use percent::percent_encoded;
-pub use redis::{Monitor, RedisServer, RedisSettings, Reply};
+pub use redis::{Monitor, RedisCluster, RedisServer, RedisSettings, Reply};
 pub use server_process::ServerProcess;
 pub use sockets::connections;
 pub use zookeeper::{

@@ -7,8 +7,10 @@ use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use leasehold_conformance::Data;
+use leasehold_conformance::harness::Port;
 
 use super::{Monitor, Reply, SideConnection};
 use crate::program::Program;
@@ -18,6 +20,9 @@ const PROGRAM: Program = Program { name: "redis-server", package: "redis-server"
 
 /// The smallest step of the clock that can be distinguished from the time of a request, in microseconds.
 const SHOWN_STEP: u64 = 1_000_000;
+
+/// How long a new cluster may take to serve its slots.
+const CLUSTER_BOUND: Duration = Duration::from_secs(20);
 
 /// The user of the harness. It keeps all permissions, whatever a case does to other users.
 const HARNESS_USER: &str = "harness";
@@ -29,6 +34,7 @@ pub struct RedisSettings {
     unix_socket: bool,
     steppable_clock: bool,
     sentinel: bool,
+    cluster_node: bool,
     lines: Vec<String>,
 }
 
@@ -67,6 +73,13 @@ impl RedisSettings {
         self
     }
 
+    /// It is a node of a cluster, and serves no slots until it is told to.
+    #[must_use]
+    pub fn cluster_node(mut self) -> Self {
+        self.cluster_node = true;
+        self
+    }
+
     /// A line of its configuration file: `requirepass secret`, `maxmemory 10mb`, `user leasehold on >secret …`.
     #[must_use]
     pub fn line(mut self, line: impl Into<String>) -> Self {
@@ -92,6 +105,8 @@ pub struct RedisServer {
     program: PathBuf,
     process: ServerProcess,
     password: String,
+    /// On which the nodes of its cluster reach it.
+    bus: Option<Port>,
     side: Mutex<Option<SideConnection>>,
 }
 
@@ -117,16 +132,57 @@ impl RedisServer {
             program: PROGRAM.find()?,
             process: ServerProcess::new(PROGRAM.name, settings.steppable_clock)?,
             password: format!("{:016x}{:016x}", random.hash_one(0), random.hash_one(1)),
+            bus: settings.cluster_node.then(Port::free).transpose()?,
             settings,
             side: Mutex::new(None),
         };
-        start_on_free_ports(&mut server, Self::run, |server| server.process.change_port())?;
+        start_on_free_ports(&mut server, Self::run, |server| {
+            server.bus = server.settings.cluster_node.then(Port::free).transpose()?;
+            server.process.change_port()
+        })?;
         Ok(server)
     }
 
     /// Its URL, without a user.
     pub fn url(&self) -> String {
         format!("redis://{}", self.addr())
+    }
+
+    /// Makes it a cluster of its own, and waits until it serves writes.
+    ///
+    /// # Errors
+    /// If it is no [`RedisSettings::cluster_node`], or does not serve writes within seconds.
+    pub fn serve_all_slots(&self) -> io::Result<()> {
+        self.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"])?;
+        self.await_cluster()
+    }
+
+    /// Starts it again without its data, and as a node that belongs to no cluster.
+    ///
+    /// # Errors
+    /// As [`start_again`](Self::start_again).
+    pub fn start_blank(&mut self) -> io::Result<()> {
+        self.process.stopped()?;
+        std::fs::remove_file(self.folder().join("nodes.conf"))?;
+        self.forget()?;
+        self.run()
+    }
+
+    fn await_cluster(&self) -> io::Result<()> {
+        let begin = Instant::now();
+        while !self.command(&["CLUSTER", "INFO"])?.text().contains("cluster_state:ok") {
+            if begin.elapsed() > CLUSTER_BOUND {
+                return Err(io::Error::other("the cluster does not serve its slots"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Its address, its port and the port of the bus, for the other nodes of its cluster.
+    pub(super) fn cluster_address(&self) -> (String, String, String) {
+        let (addr, bus) = (self.addr(), self.bus.as_ref().map_or(0, Port::number));
+        (addr.ip().to_string(), addr.port().to_string(), bus.to_string())
     }
 
     /// Its Unix socket, if it has one.
@@ -145,18 +201,24 @@ impl RedisServer {
                 return Err(io::Error::other("this redis-server keeps nothing: start it with persistent()"));
             }
             Data::Kept => {}
-            Data::Lost => {
-                // A folder (Redis 7) or a single file (older versions, and the snapshot).
-                for old in ["appendonlydir", "appendonly.aof", "dump.rdb"].map(|name| self.folder().join(name)) {
-                    let removed = if old.is_dir() { std::fs::remove_dir_all(&old) } else { std::fs::remove_file(&old) };
-                    removed.or_else(|error| match error.kind() {
-                        io::ErrorKind::NotFound => Ok(()),
-                        _ => Err(error),
-                    })?;
-                }
-            }
+            Data::Lost => self.forget()?,
         }
-        self.run()
+        self.run()?;
+        // A node refuses writes for two seconds after its start.
+        if self.bus.is_some() { self.await_cluster() } else { Ok(()) }
+    }
+
+    /// Deletes its data.
+    fn forget(&self) -> io::Result<()> {
+        // A folder (Redis 7) or a single file (older versions, and the snapshot).
+        for old in ["appendonlydir", "appendonly.aof", "dump.rdb"].map(|name| self.folder().join(name)) {
+            let removed = if old.is_dir() { std::fs::remove_dir_all(&old) } else { std::fs::remove_file(&old) };
+            removed.or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })?;
+        }
+        Ok(())
     }
 
     /// Steps its wall clock by `micros`: forward, or back if negative. Returns when its replies show the step. Valkey 9
@@ -274,6 +336,9 @@ impl RedisServer {
         }
         if let Some(socket) = self.unix_socket() {
             let _ = writeln!(text, "unixsocket {}\nunixsocketperm 700", quoted(&socket));
+        }
+        if let Some(bus) = &self.bus {
+            let _ = writeln!(text, "cluster-enabled yes\ncluster-port {}\ncluster-node-timeout 60000", bus.number());
         }
         for line in &self.settings.lines {
             let _ = writeln!(text, "{line}");
