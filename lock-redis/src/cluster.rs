@@ -7,7 +7,20 @@
 //! that it may need. If a node says that it lacks one of them, the request is sent again with the record alone, which
 //! one of the two nodes always accepts (`route.rs`).
 
+mod declared;
+mod examine;
 mod map;
+mod node;
+mod nodes;
 mod redirection;
 mod route;
+mod router;
+mod settings;
 mod slots;
+mod topology;
+
+pub(crate) use declared::{Declared, MoreKeys, Refusal};
+pub(crate) use node::ClusterNode;
+pub(crate) use nodes::Cluster;
+pub(crate) use redirection::Redirection;
+pub(crate) use settings::{SCHEMES, read};

@@ -1,13 +1,15 @@
 //! One connection to the server. Opening, checking and using it each take bounded time.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use leasehold_core::backend::kit::Health;
 use leasehold_core::{Error, ErrorKind, Result};
 use redis::aio::MultiplexedConnection;
-use redis::{Arg, AsyncConnectionConfig, Cmd, PushInfo, PushKind, Value};
+use redis::{Arg, AsyncConnectionConfig, Cmd, PushInfo, PushKind, RedisResult, Value};
 use tokio::time::{Instant, timeout_at};
 
+use crate::cluster::Declared;
 use crate::endpoint::Target;
 use crate::errors::{Failure, checked, not_connected};
 use crate::protocol::Protocol;
@@ -35,6 +37,8 @@ pub(crate) struct Connection<P: Protocol = Shared> {
     mux: MultiplexedConnection,
     health: Arc<Health>,
     session: Arc<P::Session>,
+    /// Held while a call reads the server.
+    reading: tokio::sync::Mutex<()>,
     /// The address of the server, for errors and logs.
     address: String,
     /// The server, if Sentinels named it.
@@ -71,7 +75,10 @@ impl<P: Protocol> Connection<P> {
             connected.await.map_err(lost)?
         };
         let address = address.clone();
-        let connection = Self { protocol: protocol.clone(), mux, health, session, address, primary };
+        let connection = {
+            let reading = tokio::sync::Mutex::default();
+            Self { protocol: protocol.clone(), mux, health, session, reading, address, primary }
+        };
         let subscribed = async {
             if role == Role::CommandsAndPushes {
                 let channels = protocol.channels();
@@ -121,6 +128,10 @@ impl<P: Protocol> Connection<P> {
         &self.session
     }
 
+    pub(crate) fn reading(&self) -> &tokio::sync::Mutex<()> {
+        &self.reading
+    }
+
     /// Marks the connection as closed.
     pub(crate) fn close(&self) {
         self.health.close();
@@ -160,18 +171,25 @@ impl<P: Protocol> Connection<P> {
     /// and its source is sent instead.
     pub(crate) async fn run(&self, script: &Script, call: &Cmd, until: Instant) -> Result<Value, Failure> {
         match self.send(call, until).await {
-            Err(failure) if failure.is_noscript() => {
-                let mut whole = Cmd::new();
-                whole.arg("EVAL").arg(&script.source);
-                for arg in call.args_iter().skip(2) {
-                    if let Arg::Simple(bytes) = arg {
-                        whole.arg(bytes);
-                    }
-                }
-                self.send(&whole, until).await
-            }
+            Err(failure) if failure.is_noscript() => self.send(&with_source(script, call), until).await,
             done => done,
         }
+    }
+
+    /// As [`run`](Self::run). With `ASKING`, the source is sent at once: the server allows the next command only, which
+    /// must not be one that finds no script.
+    pub(crate) async fn run_declared(
+        &self,
+        script: &Script,
+        call: &Cmd,
+        declared: Declared,
+        until: Instant,
+    ) -> Result<Value, Failure> {
+        if !declared.is_asking() {
+            return self.run(script, call, until).await;
+        }
+        let whole = if script.is_function() { call.clone() } else { with_source(script, call) };
+        self.send_asking(whole, until).await
     }
 
     /// Sends a command of these words and waits for its reply until `until`.
@@ -183,6 +201,24 @@ impl<P: Protocol> Connection<P> {
 
     /// Sends a command and waits for its reply until `until`.
     pub(crate) async fn send(&self, command: &Cmd, until: Instant) -> Result<Value, Failure> {
+        let mut mux = self.mux.clone();
+        self.exchanged(mux.send_packed_command(command), until).await
+    }
+
+    /// Sends `ASKING` and a command in one packet, and waits for the reply to the command until `until`.
+    async fn send_asking(&self, command: Cmd, until: Instant) -> Result<Value, Failure> {
+        let mut pipeline = redis::pipe();
+        pipeline.cmd("ASKING").add_command(command);
+        let mut mux = self.mux.clone();
+        let both = async { Ok(mux.send_packed_commands(&pipeline, 0, 2).await?.pop().unwrap_or(Value::Nil)) };
+        self.exchanged(both, until).await
+    }
+
+    async fn exchanged(
+        &self,
+        exchange: impl Future<Output = RedisResult<Value>>,
+        until: Instant,
+    ) -> Result<Value, Failure> {
         if self.is_closed() {
             return Err(Failure::NotSent(Error::not_sent()));
         }
@@ -191,8 +227,7 @@ impl<P: Protocol> Connection<P> {
             return Err(Failure::NotSent(Error::new(ErrorKind::Unavailable, "there was no time to send the request")));
         }
         let replies = self.health.replies();
-        let mut mux = self.mux.clone();
-        match timeout_at(until, mux.send_packed_command(command)).await {
+        match timeout_at(until, exchange).await {
             Ok(Ok(value)) => {
                 self.health.note_reply();
                 let reply = checked(value);
@@ -216,6 +251,18 @@ impl<P: Protocol> Connection<P> {
             }
         }
     }
+}
+
+/// The same call with the source of the script in place of its digest.
+fn with_source(script: &Script, call: &Cmd) -> Cmd {
+    let mut whole = Cmd::new();
+    whole.arg("EVAL").arg(&script.source);
+    for arg in call.args_iter().skip(2) {
+        if let Arg::Simple(bytes) = arg {
+            whole.arg(bytes);
+        }
+    }
+    whole
 }
 
 /// Starts a call of a script. The caller adds the keys and the arguments.

@@ -86,6 +86,18 @@ pub(crate) fn refused(text: &str) -> Error {
     if text.contains(TOO_MANY_CLIENTS) { error.passing_by_itself() } else { error }
 }
 
+/// The same for a script of the user, which may have written before it failed, and may fail with any text.
+pub(crate) fn refused_to_script(text: &str) -> Error {
+    let is_of_script = ["script:", "user_script", "Error running script"].iter().any(|mark| text.contains(mark));
+    // The server refuses these to a script before its first write only.
+    let is_before = ["OOM ", "READONLY ", "MISCONF ", "NOREPLICAS "].iter().any(|code| text.contains(code));
+    if !is_of_script || is_before {
+        return refused(text);
+    }
+    Error::new(ErrorKind::Indeterminate, "the script failed, and what it wrote before stays written")
+        .with_cause(harmless(text))
+}
+
 const PERMISSION: &str = "the user lacks a permission: `leasehold acl redis` prints the permissions that are needed";
 
 const NO_EVAL: &str = "the user may not run `EVAL`: `leasehold acl redis` prints the permissions that are needed, and \
@@ -93,8 +105,7 @@ const NO_EVAL: &str = "the user may not run `EVAL`: `leasehold acl redis` prints
 
 const TOO_MANY_CLIENTS: &str = "max number of clients";
 
-pub(crate) const NO_CLUSTER: &str =
-    "the server belongs to a Redis Cluster, which is not supported yet: use a server without `cluster-enabled`";
+pub(crate) const NO_CLUSTER: &str = "the server belongs to a Redis Cluster: use a `redis+cluster://` URL";
 
 const LACKS_COMMAND: &str = "the server does not know a required command, or its configuration renames or removes it \
                              (`rename-command`): Redis 6.2 or later is needed";

@@ -7,12 +7,12 @@ use leasehold_core::admin::{Check, CheckStatus};
 use redis::Value;
 use tokio::time::Instant;
 
-use crate::backend::RedisBackend;
 use crate::connection::Connection;
 use crate::errors::Failure;
 use crate::info::Info;
 use crate::protocol::Protocol;
 use crate::replies::text;
+use crate::servers::Servers;
 
 /// From this memory use on, in percent, the server is about to refuse writes.
 const NEARLY_FULL: u64 = 90;
@@ -20,14 +20,19 @@ const NEARLY_FULL: u64 = 90;
 /// Clocks that NTP synchronizes differ by less.
 const FAR_APART: Duration = Duration::from_secs(1);
 
-impl RedisBackend {
+impl Servers {
     pub(crate) async fn checks(&self) -> Result<Vec<Check>> {
-        let (connection, until) = self.connection().await?;
-        let mut checks = checks_of(&connection, until).await?;
-        if let Some(sentinels) = self.shared.endpoint.sentinels() {
-            checks.extend(sentinels.checks(until).await?);
+        let until = self.until();
+        match self {
+            Self::One(server) => {
+                let mut checks = checks_of(&*server.manager()?.connection(until).await?, until).await?;
+                if let Some(sentinels) = server.shared.endpoint.sentinels() {
+                    checks.extend(sentinels.checks(until).await?);
+                }
+                Ok(checks)
+            }
+            Self::Cluster(cluster) => cluster.checks(until).await,
         }
-        Ok(checks)
     }
 }
 
@@ -37,6 +42,30 @@ pub(crate) async fn checks_of<P: Protocol>(connection: &Connection<P>, until: In
     checks.push(clock(connection, until).await?);
     checks.push(user(connection.query(&["ACL", "WHOAMI"], until).await)?);
     Ok(checks)
+}
+
+/// Adds what was found on one of several servers: one line for each subject, with the worst that it means.
+pub(crate) fn merge(checks: &mut Vec<Check>, of_server: Vec<Check>, address: &str) {
+    for check in of_server {
+        let found = format!("{address}: {}", check.found);
+        match checks.iter_mut().find(|known| known.about == check.about) {
+            Some(known) => {
+                known.found = format!("{}; {found}", known.found);
+                if severity(&check.status) > severity(&known.status) {
+                    known.status = check.status;
+                }
+            }
+            None => checks.push(Check::new(check.about, found, check.status)),
+        }
+    }
+}
+
+const fn severity(status: &CheckStatus) -> u8 {
+    match status {
+        CheckStatus::Ok => 0,
+        CheckStatus::Warning(_) => 1,
+        _ => 2,
+    }
 }
 
 /// Checks the fields of `INFO`.
@@ -97,7 +126,7 @@ fn of_info(info: &Info) -> Vec<Check> {
     };
     let cluster = match number("cluster_enabled") {
         0 => None,
-        _ => Some(Check::new("cluster", "on", error("Cluster is not supported: use a separate server for locks"))),
+        _ => Some(Check::new("cluster", "on", CheckStatus::Ok)),
     };
     let version = format!("{}, up for {} s", field("redis_version"), number("uptime_in_seconds"));
     let mut checks = vec![
@@ -195,7 +224,7 @@ mod tests {
             ("connected_slaves:0", "connected_slaves:2", "replication", "warning"),
             ("role:master", "role:slave", "replication", "error"),
             ("role:master", "role:master\r\nmin_slaves_good_slaves:0", "replication", "error"),
-            ("cluster_enabled:0", "cluster_enabled:1", "cluster", "error"),
+            ("cluster_enabled:0", "cluster_enabled:1", "cluster", "ok"),
         ] {
             assert_eq!(status(&of_info(&Info::of(&FIT.replace(from, to))), about), expected, "{from} to {to}");
         }

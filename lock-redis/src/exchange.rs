@@ -8,6 +8,7 @@ use leasehold_core::backend::{Claim, Stamp};
 use leasehold_core::{Error, Result};
 use tokio::time::Instant;
 
+use crate::cluster::{Declared, Refusal};
 use crate::connection::{Connection, script_call};
 use crate::errors::Failure;
 use crate::replies::{self, Acquired};
@@ -67,10 +68,12 @@ pub(crate) struct Reply {
     pub(crate) body: ReplyBody,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum ReplyBody {
     Acquired(Acquired),
     Released(bool),
+    /// Only from a node of a cluster.
+    Refused(Refusal),
 }
 
 impl Reply {
@@ -79,9 +82,18 @@ impl Reply {
     }
 }
 
+fn refused(refusal: Refusal) -> Reply {
+    Reply { sent: Stamp::ZERO, run: None, body: ReplyBody::Refused(refusal) }
+}
+
 /// Sends several requests in one script call, and returns a reply for each. The acquires
 /// [can share a call](Request::can_share_call).
-pub(crate) async fn exchange(connection: &Connection, requests: &[Request], until: Instant) -> Vec<Result<Reply>> {
+pub(crate) async fn exchange(
+    connection: &Connection,
+    requests: &[Request],
+    declared: Declared,
+    until: Instant,
+) -> Vec<Result<Reply>> {
     let shared = connection.protocol();
     let all = |error: Error| requests.iter().map(|_| Err(error.clone())).collect();
     let first = requests.iter().find(|request| request.is_acquire());
@@ -89,7 +101,10 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
     let ttl = options.map_or(Duration::ZERO, |options| options.ttl);
     let quarantine = match connection.prepare(ttl, until).await {
         Ok(quarantine) => quarantine,
-        Err(error) => return all(error),
+        Err(error) => match connection.unsent(error) {
+            Ok(refusal) => return requests.iter().map(|_| Ok(refused(refusal.clone()))).collect(),
+            Err(error) => return all(error),
+        },
     };
     let run = connection.run_read();
     let mut barred = quarantine.map(|wait| quarantined(connection.address(), wait));
@@ -106,11 +121,12 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
     let mut replies_by_lock = Vec::new();
     let mut stamp = Stamp::ZERO;
     if count > 0 {
-        let mut command = script_call(&shared.scripts.exchange, count);
+        let mut command = script_call(&shared.scripts.exchange, declared.count(count));
         let (mut owners, mut withdrawn) = (Vec::<u8>::with_capacity(16 * count), Vec::new());
         // The scripts expect the acquires first.
         for (index, request) in (1_u16..).zip(acquires.chain(releases)) {
             shared.keys.add_record(&mut command, request.claim.name());
+            shared.keys.add_rest(&mut command, &request.claim, declared);
             owners.extend(request.claim.owner().as_bytes());
             if let Operation::Release(Some(tombstone_ttl)) = request.operation {
                 withdrawn.extend(index.to_be_bytes());
@@ -118,8 +134,10 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
             }
         }
         let common = match (first, options) {
-            (Some(first), Some(options)) if number > 0 => shared.common_to_acquires(number, options, &first.claim),
-            _ => shared.common(quarantine.is_none()),
+            (Some(first), Some(options)) if number > 0 => {
+                shared.common_to_acquires(declared, number, options, &first.claim)
+            }
+            _ => shared.common(declared, quarantine.is_none()),
         };
         command.arg(common).arg(owners);
         if !withdrawn.is_empty() {
@@ -129,9 +147,11 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
             Ok(core) => core.stamp(),
             Err(error) => return all(error),
         };
-        match connection.run(&shared.scripts.exchange, &command, until).await {
-            Ok(value) => replies_by_lock = replies::per_lock(value, count).unwrap_or_default(),
-            Err(failure) => return all(failure.into()),
+        let value = connection.run_declared(&shared.scripts.exchange, &command, declared, until).await;
+        match connection.refusals(value) {
+            Ok(Ok(value)) => replies_by_lock = replies::per_lock(value, count).unwrap_or_default(),
+            Ok(Err(refusal)) => return requests.iter().map(|_| Ok(refused(refusal.clone()))).collect(),
+            Err(error) => return all(error),
         }
     }
     // The replies are in the order of the call, acquires first. They are returned in the order of `requests`.
@@ -140,14 +160,25 @@ pub(crate) async fn exchange(connection: &Connection, requests: &[Request], unti
     let mut replies: Vec<_> = requests
         .iter()
         .map(|request| {
-            let body = match (request.is_acquire(), &barred) {
+            let reply = match (request.is_acquire(), &barred) {
                 (true, Some(error)) => return Err(error.clone()),
-                (true, None) => first.next().and_then(replies::acquired).map(|body| body.map(ReplyBody::Acquired)),
-                (false, _) => second.next().and_then(replies::released).map(|body| body.map(ReplyBody::Released)),
+                (true, None) => first.next(),
+                (false, _) => second.next(),
+            };
+            let body = match reply.map(|reply| (reply, replies::lacking(reply))) {
+                Some((_, Some(keys))) => Some(Ok(ReplyBody::Refused(Refusal::NeedsKeys(keys)))),
+                Some((reply, None)) if request.is_acquire() => {
+                    replies::acquired(reply).map(|body| body.map(ReplyBody::Acquired))
+                }
+                Some((reply, None)) => replies::released(reply).map(|body| body.map(ReplyBody::Released)),
+                None => None,
             };
             match body {
                 Some(Ok(body)) => Ok(Reply { sent: stamp, run: run.clone(), body }),
-                Some(Err(text)) => Err(connection.refused(&text)),
+                Some(Err(text)) => match connection.redirection(&text) {
+                    Some(refusal) => Ok(refused(refusal)),
+                    None => Err(connection.refused(&text)),
+                },
                 None => Err(Failure::UnexpectedReply.into()),
             }
         })

@@ -1,12 +1,15 @@
 //! Fenced writes: a write of the holder on the same server takes effect only while the lease is current.
 
+use std::sync::Arc;
+
 use leasehold_core::backend::RenewRequest;
 use leasehold_core::{Error, ErrorKind, FencingToken, LockGuard, LockName, Result};
 use redis::Value;
 
 use crate::backend::RedisBackend;
-use crate::connection::script_call;
-use crate::errors::{BACKEND, Failure};
+use crate::cluster::{Declared, MoreKeys};
+use crate::connection::{Connection, script_call};
+use crate::errors::{BACKEND, Failure, refused_to_script};
 use crate::scripts::{Script, ScriptCalls, Scripts};
 
 /// A Lua script of the user, for [`Fence::run`].
@@ -60,7 +63,7 @@ impl RedisBackend {
     /// A key that can be written under the fence of the lock `name`. It has the lock's hash tag. The same key as
     /// [`Fence::key`], for readers that do not hold the lock.
     pub fn fenced_key(&self, name: &LockName, suffix: &str) -> String {
-        self.shared.keys.fenced(name, suffix)
+        self.servers.keys().fenced(name, suffix)
     }
 }
 
@@ -107,22 +110,32 @@ impl Fence<'_> {
             let foreign = foreign.as_ref();
             return Err(Error::invalid(format!("`{foreign}` is not a key of this fence: take it from `Fence::key`")));
         }
-        let shared = &self.backend.shared;
-        if shared.settings.scripts == ScriptCalls::Functions {
+        let servers = &self.backend.servers;
+        if servers.settings().scripts == ScriptCalls::Functions {
             let text = "a fenced write is a script of your own, which needs `EVAL`: leave out `scripts=functions`";
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
-        let (connection, until) = self.backend.connection().await?;
-        let mut call = script_call(&script.0, keys.len() + 1);
-        call.arg(shared.keys.record(self.lease.claim.name()));
-        for key in keys {
-            call.arg(key.as_ref());
-        }
-        call.arg(shared.common(false)).arg(&self.lease.claim.owner().as_bytes()[..]).arg(self.token.get());
-        for arg in args {
-            call.arg(arg.as_ref());
-        }
-        let Value::Array(mut reply) = connection.run(&script.0, &call, until).await? else {
+        let (record, until) = (&*servers.keys().record(self.lease.claim.name()), servers.until());
+        let send = |connection: Arc<Connection>, declared: Declared| async move {
+            let shared = connection.protocol();
+            let mut call = script_call(&script.0, keys.len() + 1);
+            call.arg(record);
+            for key in keys {
+                call.arg(key.as_ref());
+            }
+            call.arg(shared.common(declared, false));
+            call.arg(&self.lease.claim.owner().as_bytes()[..]).arg(self.token.get());
+            for arg in args {
+                call.arg(arg.as_ref());
+            }
+            match connection.run_declared(&script.0, &call, declared, until).await {
+                Err(Failure::ErrorReply(text)) if connection.redirection(&text).is_none() => {
+                    Err(refused_to_script(&text))
+                }
+                reply => connection.refusals(reply),
+            }
+        };
+        let Value::Array(mut reply) = servers.call(record, MoreKeys::RECORD, until, send).await? else {
             return Err(Failure::UnexpectedReply.into());
         };
         match reply.as_mut_slice() {

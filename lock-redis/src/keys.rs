@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use leasehold_core::backend::{Claim, OwnerToken};
 use leasehold_core::{LockName, Result};
 use redis::{Cmd, RedisWrite};
 
+use crate::cluster::Declared;
 use crate::scripts::ScriptCalls;
 use crate::settings::check_prefix;
 
@@ -34,6 +36,25 @@ impl Keys {
         command.write_arg_fmt(RecordKey(&self.prefix, name));
     }
 
+    /// Adds the keys of a claim's lock that a call declares beside the record.
+    pub(crate) fn add_rest(&self, command: &mut Cmd, claim: &Claim, declared: Declared) {
+        if let Declared::OneLock { .. } = declared {
+            Self::add_more(command, &self.record(claim.name()), Some(claim.owner()), declared);
+        }
+    }
+
+    /// Adds the keys of the lock with this record that a call declares beside it. A call without an `owner` has no
+    /// tombstone.
+    pub(crate) fn add_more(command: &mut Cmd, record: &str, owner: Option<&OwnerToken>, declared: Declared) {
+        let Declared::OneLock { keys, .. } = declared else { return };
+        if keys.queue {
+            command.arg(format!("{record}:q"));
+        }
+        if let Some(owner) = owner.filter(|_| keys.tombstone) {
+            command.arg([format!("{record}:t:").as_bytes(), owner.as_bytes()].concat());
+        }
+    }
+
     /// Whether the key of the record contains the lock's name, not only its digest.
     pub(crate) fn contains_name(&self, name: &LockName) -> bool {
         name.is_plain_within(MAX_ENCODED)
@@ -58,6 +79,11 @@ impl Keys {
     /// The epoch key, which names the last run of the server and the ttls in use.
     pub(crate) fn epoch(&self) -> String {
         format!("{}epoch", self.prefix)
+    }
+
+    /// The epoch key of the node of a cluster that serves the slot of this hash tag.
+    pub(crate) fn epoch_of_node(&self, tag: &str) -> String {
+        format!("{}epoch{{{tag}}}", self.prefix)
     }
 
     /// The key that says in which run a server of a quorum may vote.
@@ -132,12 +158,13 @@ pub fn read_only_acl(prefix: &str, calls: ScriptCalls) -> Result<String> {
 }
 
 /// The commands that inspect a lock, and those that its scripts call.
-const READING: &str = "+select +time +info +get +mget +exists +hget +hlen +hgetall";
+const READING: &str = "+select +time +info +get +mget +exists +hget +hlen +hgetall \
+    +cluster|myid +cluster|info +cluster|slots +asking";
 
 /// The commands that a client sends (first line), and those that the scripts call (second line). `HELLO` needs no
 /// permission. The client also sends `CLIENT SETINFO` and ignores the reply; servers before 7.2 refuse a rule that
 /// names it.
-const COMMANDS: &str = "+select +subscribe +wait \
+const COMMANDS: &str = "+select +subscribe +wait +cluster|myid +cluster|info +cluster|slots +asking \
     +time +info +get +mget +set +setrange +del +exists +pexpire +pexpireat +hget +hset +hsetnx +hdel +hgetall +publish";
 
 #[cfg(test)]

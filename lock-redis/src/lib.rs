@@ -2,12 +2,13 @@
 #![warn(clippy::exhaustive_enums)]
 
 // The protocol of a single server in short. Format and words: `scripts/prelude.lua`. What Sentinels add:
-// `sentinel.rs`. That of a quorum: `quorum.rs`.
+// `sentinel.rs`. What a cluster adds: `cluster.rs`. That of a quorum: `quorum.rs`.
 //
 //   <prefix>{<name>}               the record of a lock: deadline, fencing token, owner, holder information
 //   <prefix>{<name>}:q             its queue, a hash that exists only while clients wait
 //   <prefix>{<name>}:t:<owner>     a tombstone: this claim was withdrawn
-//   <prefix>epoch                  the run of the server that clients use, and the ttls in use
+//   <prefix>epoch                  the run of the server that clients use, and the ttls in use. In a cluster, each node has
+//                                  one, `<prefix>epoch{<number>}` with the first number whose slot it serves
 //
 // - Every operation is one Lua script, and so atomic. Time is the server's. Each script first hands a lock whose lease
 //   has ended to the oldest live place (`library.lua`), so any request of any client advances the queue.
@@ -32,11 +33,11 @@ mod admin;
 mod backend;
 mod batcher;
 mod capabilities;
-// Not used yet.
-#[cfg(test)]
+mod check;
 mod cluster;
 mod connection;
 mod endpoint;
+mod epochs;
 mod errors;
 mod examine;
 mod exchange;
@@ -47,13 +48,16 @@ mod manager;
 mod protocol;
 mod put_back;
 mod quorum;
+mod renew;
 mod replicas;
 mod replies;
 mod reply;
 mod run;
 mod scripts;
 mod sentinel;
+mod server;
 mod server_clock;
+mod servers;
 mod settings;
 mod shared;
 mod single;

@@ -94,6 +94,11 @@ impl<P: Protocol> Inner<P> {
         self.state.borrow().connection.as_ref().is_some_and(|connection| !connection.is_closed())
     }
 
+    /// How many attempts to connect have finished.
+    pub(crate) fn attempts(&self) -> u64 {
+        self.state.borrow().attempts
+    }
+
     /// Why there is no connection, as far as it is known.
     pub(crate) fn last_error(&self) -> Option<Error> {
         self.state.borrow().last_error.clone()
@@ -110,6 +115,7 @@ impl<P: Protocol> Inner<P> {
         };
         if let Some(connection) = connection {
             if connection.is_idle() {
+                self.protocol.is_idle();
                 connection.test(until).await;
             }
             if !connection.is_closed() {

@@ -27,6 +27,9 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     /// The client.
     fn attachment(&self) -> &Attachment;
 
+    /// A connection was not used for a while, and is tested before it is used again.
+    fn is_idle(&self) {}
+
     /// For a connection that is not checked yet.
     fn session(&self) -> Self::Session;
 

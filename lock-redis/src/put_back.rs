@@ -26,6 +26,9 @@
 //!    began after the confirmation. So a lease with a ttl that is longer than `retention` is not put back.
 //! 6. **The claim has no tombstone**: a renewal that arrives after the release of its claim does nothing.
 //!
+//! In a cluster, a slot that is moved to another node changes the run as well. No client waits there, and nothing is
+//! lost: rules 2 and 4 keep a lease from coming back after its end or after a later grant.
+//!
 //! So the highest token wins. A record with a lower token is older than the lease, even if it shows another holder: a
 //! replica that lags may lack the release of the former holder and the grant to this one. If an operator has broken a
 //! lease and the server loses that too, its holder may put it back, until the next holder puts back its own.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold_core::backend::PlaceNumber;
 use redis::Value;
 
+use crate::cluster::MoreKeys;
 use crate::run::State;
 
 /// The part of a reply for one lock, or the error message of the server for it.
@@ -32,6 +33,8 @@ pub(crate) enum Renewed {
         retry_after: Duration,
     },
     Lost,
+    /// See [`lacking`].
+    NeedsKeys(MoreKeys),
     Failed(String),
 }
 
@@ -91,6 +94,13 @@ pub(crate) fn released(reply: &Value) -> Option<PerLock<bool>> {
     }
 }
 
+/// The keys that a call for one lock needs beside the record, and does not declare. It has changed nothing.
+pub(crate) fn lacking(reply: &Value) -> Option<MoreKeys> {
+    let Value::Array(parts) = reply else { return None };
+    let [Value::Int(5), keys, Value::Int(0)] = &parts[..] else { return None };
+    MoreKeys::of(number(keys)?)
+}
+
 /// Splits a reply into one per lock, as if each lock had been alone. The reply for a single lock has no wrapper.
 pub(crate) fn per_lock(value: Value, count: usize) -> Option<Vec<Value>> {
     if count == 1 {
@@ -120,6 +130,7 @@ pub(crate) fn renewed(value: Value, count: usize) -> Option<(i64, Vec<Renewed>)>
                 place: PlaceNumber::new(number(&rest.next()?)?),
                 retry_after: millis(&rest.next()?)?,
             },
+            b'k' => Renewed::NeedsKeys(MoreKeys::of(number(&rest.next()?)?)?),
             b'e' => Renewed::Failed(text(&rest.next()?)?),
             _ => return None,
         })
@@ -186,6 +197,7 @@ pub(crate) fn server(value: Value) -> Option<Server> {
     let version = (numbers.next()?.ok()?, numbers.next()?.ok()?);
     let now = Duration::from_millis(text(now)?.parse().ok()?);
     let state = State {
+        node: String::new(),
         id: text(id)?,
         uptime: millis(uptime)?,
         now,

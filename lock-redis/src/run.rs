@@ -7,6 +7,8 @@ use leasehold_core::backend::kit::restart::Reading;
 /// What `epoch.lua` reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct State {
+    /// The name of the node of a cluster and `/`; empty for a single server.
+    pub(crate) node: String,
     /// Identifies the server's process.
     pub(crate) id: String,
     pub(crate) uptime: Duration,
@@ -33,23 +35,31 @@ pub(crate) struct Run {
 }
 
 impl State {
-    fn was_promoted(&self) -> bool {
+    pub(crate) fn was_promoted(&self) -> bool {
         self.former_history.bytes().any(|byte| byte != b'0')
     }
 
     /// The run, for a client that was last allowed to lock on the run `known`.
     pub(crate) fn run(&self, known: Option<&str>) -> Run {
+        let id = format!("{}{}", self.node, self.id);
         let name = match self.was_promoted() {
             // A primary that became a replica and is promoted again has another run, in the same process.
-            true => format!("{}~{}", self.id, self.former_history),
+            true => format!("{id}~{}", self.former_history),
             false => {
-                let is_own = |run: &&str| run.split('~').next() == Some(&*self.id);
+                let is_own = |run: &&str| run.split('~').next() == Some(&*id);
                 // The server may have forgotten its promotion. That is no restart, so the run keeps its name.
                 let own = [self.key.split(' ').nth(1), known].into_iter().flatten().find(is_own);
-                own.unwrap_or(&self.id).to_owned()
+                own.unwrap_or(&id).to_owned()
             }
         };
         Run { name, process: self.id.clone(), former_history: self.former_history.clone() }
+    }
+
+    /// Whether the key came with a slot that was moved to this node: it names another node that serves slots as well. A
+    /// node that has failed serves none, and one that replaces it has its key.
+    pub(crate) fn has_foreign_key(&self, serves: impl Fn(&str) -> bool) -> bool {
+        let named = self.key.split(' ').nth(1).and_then(|run| Some(run.split_once('/')?.0));
+        named.is_some_and(|named| named != self.node.trim_end_matches('/') && serves(named))
     }
 
     /// What follows if this is the run.
@@ -69,6 +79,7 @@ mod tests {
 
     fn reading(former_history: &str, has_replicated: bool, key: &str, known: Option<&str>) -> (String, bool) {
         let state = State {
+            node: String::new(),
             id: "f00".to_owned(),
             uptime: Duration::from_secs(100),
             now: Duration::from_secs(86_400),
@@ -80,6 +91,32 @@ mod tests {
         let run = state.run(known);
         let reading = state.reading(&run);
         (reading.run, reading.uptime == Some(Duration::from_secs(100)))
+    }
+
+    #[test]
+    fn a_key_is_foreign_if_its_node_still_serves_slots() {
+        for (key, is_foreign) in [
+            ("", false),
+            ("1 own/f00 6000:1", false),
+            ("1 own/f00~abc 6000:1", false),
+            ("1 other/f01 6000:1", true),
+            ("1 other/f01~abc own/f00@1 6000:1", true),
+            // It was replaced by this one, which may have been restarted since.
+            ("1 failed/f02 6000:1", false),
+            ("1 f03 6000:1", false),
+        ] {
+            let state = State {
+                node: "own/".to_owned(),
+                id: "f00".to_owned(),
+                uptime: Duration::ZERO,
+                now: Duration::ZERO,
+                key: key.to_owned(),
+                is_replica: false,
+                former_history: NEVER.to_owned(),
+                has_replicated: true,
+            };
+            assert_eq!(state.has_foreign_key(|node| ["own", "other"].contains(&node)), is_foreign, "{key}");
+        }
     }
 
     #[test]

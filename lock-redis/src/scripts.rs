@@ -48,6 +48,12 @@ impl Script {
     }
 }
 
+impl Script {
+    pub(crate) fn is_function(&self) -> bool {
+        self.command == "FCALL"
+    }
+}
+
 fn digest(source: &str) -> String {
     redis::Script::new(source).get_hash().to_owned()
 }

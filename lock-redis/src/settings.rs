@@ -17,9 +17,17 @@ use crate::tls::client;
 
 /// The URL schemes of this build, for error messages.
 pub const SCHEMES: &[&str] = if cfg!(feature = "tls") {
-    &["redis://", "rediss://", "redis+unix://", "redis+sentinel://", "rediss+sentinel://"]
+    &[
+        "redis://",
+        "rediss://",
+        "redis+unix://",
+        "redis+sentinel://",
+        "rediss+sentinel://",
+        "redis+cluster://",
+        "rediss+cluster://",
+    ]
 } else {
-    &["redis://", "redis+unix://", "redis+sentinel://"]
+    &["redis://", "redis+unix://", "redis+sentinel://", "redis+cluster://"]
 };
 
 /// What to do if the server may evict keys, and with them a held lock.

@@ -1,34 +1,26 @@
-//! The protocol of a single server: what is checked on a connection, and when the server may grant locks.
+//! The protocol of a single server, or of a node of a cluster.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::backend::kit::restart::{CheckContext, Decision, Quarantine, UnknownFormat};
 use leasehold_core::backend::kit::{Attachment, lock};
 use leasehold_core::backend::{Event, OwnerToken};
 use leasehold_core::{Error, ErrorKind, FencingToken, Result};
+use redis::Value;
 use tokio::time::Instant;
 
-use crate::connection::{Connection, script_call};
-use crate::endpoint::{Endpoint, check_requirements};
-use crate::errors::{Failure, NO_CLUSTER, not_connected, refused};
+use crate::check::Session;
+use crate::cluster::{Declared, Redirection, Refusal};
+use crate::connection::Connection;
+use crate::endpoint::Endpoint;
+use crate::errors::{Failure, refused};
 use crate::exchange::{Reply, Request, exchange};
 use crate::protocol::Protocol;
 use crate::replicas::{Replicas, is_supported};
 use crate::replies;
 use crate::run::Run;
-use crate::sentinel::{Primary, half_until, is_sentinel, lasting};
+use crate::sentinel::{Primary, half_until, is_sentinel};
 use crate::shared::Shared;
-
-/// What a connection has read of the server.
-pub(crate) struct Session {
-    quarantine: Quarantine,
-    /// `None` before the first reading.
-    run: Option<Arc<Run>>,
-    /// [`Shared::replacements`] just before the reading.
-    replacements: u64,
-}
 
 impl Protocol for Shared {
     type Request = Request;
@@ -43,8 +35,15 @@ impl Protocol for Shared {
         &self.core
     }
 
+    /// In a cluster a node may be demoted and promoted again meanwhile, without an operator and on an open connection.
+    fn is_idle(&self) {
+        if self.node.is_some() {
+            self.note_replacement();
+        }
+    }
+
     fn session(&self) -> Self::Session {
-        Mutex::new(Session { quarantine: Quarantine::none(Instant::now()), run: None, replacements: 0 })
+        Mutex::new(Session::unread())
     }
 
     fn channels(&self) -> Vec<String> {
@@ -53,13 +52,13 @@ impl Protocol for Shared {
 
     fn handle_message(&self, channel: &[u8], payload: &[u8], primary: Option<&Primary>, session: &Mutex<Session>) {
         if channel == self.keys.epoch_channel().as_bytes() {
-            lock(&self.epoch).receive(&String::from_utf8_lossy(payload), Instant::now());
+            lock(&self.epochs).receive(&String::from_utf8_lossy(payload), Instant::now());
         } else if let (Some(core), Some(event)) = (self.core.get(), event(payload)) {
             let is_confirmed = primary.is_some() || self.replicas.is_some();
             if !is_confirmed || !matches!(event, Event::Granted { .. }) {
                 return core.event(event);
             }
-            let (run, until) = (lock(session).run.clone(), Instant::now() + self.bound());
+            let (run, until) = (lock(session).run(), Instant::now() + self.bound());
             let (core, primary, replicas) = (core.clone(), primary.cloned(), self.replicas.clone());
             tokio::spawn(async move {
                 // Otherwise the next renewal of the place finds the grant.
@@ -94,7 +93,7 @@ impl Protocol for Shared {
     }
 
     async fn exchange(connection: &Connection, requests: &[Request], until: Instant) -> Vec<Result<Reply>> {
-        exchange(connection, requests, until).await
+        exchange(connection, requests, Declared::Records, until).await
     }
 }
 
@@ -147,111 +146,36 @@ impl Connection {
         count(self.protocol().replicas.as_deref(), run, until).await
     }
 
-    /// Prepares a call with this ttl. Publishes the ttl if other clients may not know that it is in use. Returns the
-    /// remaining quarantine, or `None` if new grants are allowed.
+    /// Why a node of a cluster did nothing. `None`: it did, or may have done, something, or failed.
+    pub(crate) fn refusal(&self, failure: &Failure) -> Option<Refusal> {
+        let Failure::ErrorReply(text) = failure else { return None };
+        self.redirection(text)
+    }
+
+    /// The same for an error reply.
+    pub(crate) fn redirection(&self, text: &str) -> Option<Refusal> {
+        let node = self.protocol().node.as_ref()?;
+        Redirection::of(text, &node.address).map(Refusal::Redirected)
+    }
+
+    /// A call was not sent, for this reason. A cluster may have another node for it.
     ///
     /// # Errors
-    /// The ttl could not be published, so the call must not be made.
-    pub(crate) async fn prepare(&self, ttl: Duration, until: Instant) -> Result<Option<Duration>> {
-        // What others have to know is for how long a lease of this ttl may be believed in.
-        let ttl = if self.primary().is_some() { lasting(ttl) } else { ttl };
-        let now = Instant::now();
-        let unknown = lock(&self.protocol().epoch).needs_reading(ttl, now);
-        let is_outdated = {
-            let session = lock(self.session());
-            session.replacements != self.replacements() || session.quarantine.needs_reading(ttl, now)
-        };
-        if unknown || is_outdated {
-            let lost = |failure| not_connected(failure, self.address());
-            self.check_server(ttl, until).await.map_err(lost)??;
+    /// The same, if that is final.
+    pub(crate) fn unsent(&self, error: Error) -> Result<Refusal> {
+        match self.protocol().node {
+            Some(_) if error.kind() == ErrorKind::Unavailable => Ok(Refusal::NotSent(error)),
+            _ => Err(error),
         }
-        let quarantine = lock(self.session()).quarantine;
-        Ok(quarantine.left(Instant::now()))
     }
 
-    /// The run of the server, as this connection has read it.
-    pub(crate) fn run_read(&self) -> Option<Arc<Run>> {
-        lock(self.session()).run.clone()
-    }
-
-    fn replacements(&self) -> u64 {
-        self.protocol().replacements.load(Ordering::Acquire)
-    }
-
-    /// Each connection reads the server before its next call.
-    fn note_replacement(&self) {
-        self.protocol().replacements.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// The error for an error reply. A server that has become a replica is read again before the next call, because it
-    /// may be promoted again. So is one that is in another run than the one that was read.
-    pub(crate) fn refused(&self, text: &str) -> Error {
-        self.note_refusal(text);
-        if text.contains("READONLY") || text.contains("OTHERRUN") {
-            self.note_replacement();
+    /// The reply to a call, or why a node of a cluster did nothing.
+    pub(crate) fn refusals(&self, reply: Result<Value, Failure>) -> Result<Result<Value, Refusal>> {
+        match reply.map_err(|failure| (self.refusal(&failure), failure)) {
+            Ok(value) => Ok(Ok(value)),
+            Err((None, Failure::NotSent(error))) => self.unsent(error).map(Err),
+            Err((Some(refusal), _)) => Ok(Err(refusal)),
+            Err((None, failure)) => Err(failure.into()),
         }
-        refused(text)
-    }
-
-    /// Reads the run of the server, checks that the server can be used for locks, and publishes what other clients have
-    /// to know before a call with this ttl.
-    async fn check_server(&self, ttl: Duration, until: Instant) -> Result<Result<()>, Failure> {
-        let (shared, replacements) = (self.protocol(), self.replacements());
-        let key = shared.keys.epoch();
-        let mut write: Option<(String, String)> = None;
-        // Terminates: a client whose write was refused reads what another one wrote, and every write contains what all
-        // must know.
-        let (grants, run) = loop {
-            let requested = Instant::now();
-            let mut call = script_call(&shared.scripts.epoch, 1);
-            call.arg(&key);
-            if let Some((read, new)) = &write {
-                call.arg(read).arg(new).arg(shared.keys.epoch_channel());
-            }
-            let value = self.run(&shared.scripts.epoch, &call, until).await?;
-            let mut server = replies::server(value).ok_or(Failure::UnexpectedReply)?;
-            let on_eviction = shared.settings.on_eviction;
-            if write.is_none()
-                && let Err(error) = check_requirements(self.address(), server.version, &server.eviction, on_eviction)
-            {
-                return Ok(Err(error));
-            }
-            if server.is_cluster {
-                let text = format!("{NO_CLUSTER} ({})", self.address());
-                return Ok(Err(Error::new(ErrorKind::Unsupported, text)));
-            }
-            if self.primary().is_some() {
-                if server.state.is_replica {
-                    self.close();
-                    let text = format!("the server at {}, which the Sentinels name, is a replica", self.address());
-                    return Ok(Err(Error::new(ErrorKind::Unavailable, text)));
-                }
-                // Sentinels may name a server that has long been up. Its uptime says nothing about its predecessor.
-                server.state.has_replicated = true;
-            }
-            if server.state.is_replica {
-                // It may be promoted while connections stay open, and may lack leases by then.
-                self.note_replacement();
-                return Ok(if ttl.is_zero() { Ok(()) } else { Err(refused("READONLY").without_effect()) });
-            }
-            let on_restart = shared.settings.on_restart;
-            let check = CheckContext { on_restart, ttl, requested, now: Instant::now() };
-            let (decision, key_read, run) = {
-                let mut epoch = lock(&shared.epoch);
-                let run = server.state.run(epoch.run());
-                let reading = server.state.reading(&run);
-                (epoch.evaluate(&reading, check), reading.key, run)
-            };
-            match decision {
-                // Written only if the key is still as it was read. Otherwise the next round reads what another client
-                // wrote.
-                Ok(Decision::Write(new)) => write = Some((key_read, new)),
-                Ok(Decision::Grants(grants)) => break (grants, run),
-                Err(UnknownFormat) => return Ok(Err(refused(&format!("UNKNOWNFORMAT of the key {key}")))),
-            }
-        };
-        let quarantine = Quarantine::new(grants, Instant::now(), crate::errors::BACKEND, self.address());
-        *lock(self.session()) = Session { quarantine, run: Some(Arc::new(run)), replacements };
-        Ok(Ok(()))
     }
 }

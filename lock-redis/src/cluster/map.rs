@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redis::Value;
 
 use super::redirection::host_of;
-use super::slots::Slot;
+use super::slots::{Slot, tag};
 use crate::replies::text;
 use crate::sentinel::Address;
 
@@ -65,6 +65,16 @@ impl Map {
         self.0[usize::from(slot.number())] = Some(node);
     }
 
+    /// A hash tag of a slot of the node with this name, but of none of these. `None`: it serves no other slot.
+    pub(super) fn tag_of(&self, id: &str, but: &[String]) -> Option<String> {
+        let is_own = |node: &Node| node.id.as_deref() == Some(id);
+        let serves = |slot: Slot| {
+            self.owner(slot).is_some_and(|node| is_own(node)) && but.iter().all(|tag| Slot::of(tag.as_bytes()) != slot)
+        };
+        // Without this, all numbers would be tried.
+        self.nodes().into_iter().any(|node| is_own(node)).then(|| tag(serves))?
+    }
+
     /// The nodes that serve slots, each once.
     pub(super) fn nodes(&self) -> Vec<&Arc<Node>> {
         let mut nodes: Vec<&Arc<Node>> = Vec::new();
@@ -82,8 +92,17 @@ impl Map {
 
 #[cfg(test)]
 mod tests {
-    use super::super::slots::tag;
     use super::*;
+
+    impl Map {
+        /// Nodes with these addresses and names share the slots.
+        pub(in super::super) fn shared_by<'a>(nodes: impl Iterator<Item = (Address, &'a str)>) -> Self {
+            let nodes: Vec<_> =
+                nodes.map(|(address, id)| Arc::new(Node { address, id: Some(id.to_owned()) })).collect();
+            let count = usize::from(Slot::COUNT);
+            Self((0..count).map(|slot| nodes.get(slot * nodes.len() / count).cloned()).collect())
+        }
+    }
 
     fn at(host: &str, port: u16) -> Address {
         Address { host: host.to_owned(), port }
@@ -116,7 +135,7 @@ mod tests {
         let replica = node(words("127.0.0.1"), 7803, "replica");
         let reply = Value::Array(vec![
             range(0, 99, &[one.clone(), replica.clone()]),
-            range(100, 100, &[two.clone()]),
+            range(100, 100, std::slice::from_ref(&two)),
             range(101, 8_191, &[one, replica]),
             range(8_193, 16_383, &[two]),
         ]);
@@ -148,11 +167,13 @@ mod tests {
         let nodes = [node(words("h"), 1, "one"), node(words("h"), 2, "two")];
         let reply = Value::Array(vec![range(0, 8_191, &nodes[..1]), range(8_192, 16_383, &nodes[1..])]);
         let map = Map::read(&reply, &at("seed", 1)).unwrap();
-        let tag_of = |wanted: &Arc<Node>| tag(|slot| map.owner(slot).is_some_and(|node| Arc::ptr_eq(node, wanted)));
-        let tags: Vec<_> = map.nodes().into_iter().map(|node| tag_of(node).unwrap()).collect();
+        let tags: Vec<_> = ["one", "two"].map(|id| map.tag_of(id, &[]).unwrap()).to_vec();
         let owners: Vec<_> =
             tags.iter().map(|tag| map.owner(Slot::of(tag.as_bytes())).unwrap().id.as_deref()).collect();
         assert_eq!(owners, [Some("one"), Some("two")]);
+        let another = map.tag_of("one", &tags).unwrap();
+        assert!(another != tags[0] && map.owner(Slot::of(another.as_bytes())).unwrap().id.as_deref() == Some("one"));
+        assert_eq!(map.tag_of("three", &[]), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::sentinel::Address;
 
 /// Why a node does not serve a request. The request certainly had no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Redirection {
+pub(crate) enum Redirection {
     /// Another node serves the slot.
     Moved(Slot, Address),
     /// The node is handing the slot over, and has none of the keys of the request. This request, and no other one, may
@@ -26,7 +26,7 @@ impl Redirection {
     ///
     /// The whole text counts: an error that a script of the user raises may begin with any of these words, and servers
     /// put the position in the script behind it.
-    pub(super) fn of(text: &str, from: &Address) -> Option<Self> {
+    pub(crate) fn of(text: &str, from: &Address) -> Option<Self> {
         let words: Vec<_> = text.trim_end().split(' ').collect();
         match words[..] {
             ["MOVED", slot, to] => Some(Self::Moved(number(slot)?, address(to, from)?)),

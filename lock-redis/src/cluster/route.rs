@@ -1,13 +1,15 @@
 //! Where a request goes next, and when to give up.
 //!
 //! A request is sent again only while each node that had it has said that it did nothing. Once a node is silent, nothing
-//! is sent any more, because the silent node may act on it later. All of this happens within the bound of one call.
+//! is sent any more, because the silent node may act on it later. All of this happens within the bound of one call, with
+//! time left for the last reply.
 
 use std::time::Duration;
 
 use leasehold_core::{Error, ErrorKind};
 use tokio::time::Instant;
 
+use super::declared::{DISAGREE, DOWN, MOVING, MoreKeys};
 use super::redirection::Redirection;
 use crate::errors::Failure;
 use crate::sentinel::Address;
@@ -20,24 +22,6 @@ const AT_ONCE: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-
-/// The keys that a request declares beside the record. A script uses no other ones: one that is missing may be at the
-/// other node of a slot that is moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Keys {
-    pub(super) queue: bool,
-    /// The tombstone of the request's own claim.
-    pub(super) tombstone: bool,
-}
-
-impl Keys {
-    pub(super) const RECORD: Self = Self { queue: false, tombstone: false };
-    pub(super) const ALL: Self = Self { queue: true, tombstone: true };
-
-    const fn contains(self, other: Self) -> bool {
-        (self.queue || !other.queue) && (self.tombstone || !other.tombstone)
-    }
-}
 
 /// The next node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +40,7 @@ pub(super) enum Next {
         /// First wait for this long.
         pause: Duration,
         to: Target,
-        keys: Keys,
+        keys: MoreKeys,
     },
     /// The outcome is in doubt only if this is [`Indeterminate`](ErrorKind::Indeterminate).
     GiveUp(Error),
@@ -77,7 +61,7 @@ pub(super) enum Refresh {
 pub(super) enum Outcome {
     Redirected(Redirection),
     /// The script needs these keys beside the record, which it did not use without them. It changed nothing.
-    NeedsKeys(Keys),
+    NeedsKeys(MoreKeys),
     /// It was not sent: there is no connection to the node, or no node.
     NotSent(Error),
     /// There is no reply.
@@ -87,10 +71,9 @@ pub(super) enum Outcome {
 /// One request on its way.
 #[derive(Debug)]
 pub(super) struct Route {
-    until: Instant,
-    keys: Keys,
-    /// Whether the script can do with fewer keys, and says if it cannot.
-    is_reducible: bool,
+    /// When nothing is sent again.
+    last: Instant,
+    keys: MoreKeys,
     /// Since the last pause.
     sent_elsewhere: u32,
     pauses: u32,
@@ -98,9 +81,10 @@ pub(super) struct Route {
 }
 
 impl Route {
-    /// A request with a bound, which goes to the owner of the slot first.
-    pub(super) const fn new(keys: Keys, is_reducible: bool, until: Instant) -> Self {
-        Self { until, keys, is_reducible, sent_elsewhere: 0, pauses: 0, has_refreshed: false }
+    /// A request, which goes to the owner of the slot first, and is sent again before `last` only: without time for its
+    /// reply, its outcome would be in doubt.
+    pub(super) const fn new(keys: MoreKeys, last: Instant) -> Self {
+        Self { last, keys, sent_elsewhere: 0, pauses: 0, has_refreshed: false }
     }
 
     /// What follows from the outcome of the last sending.
@@ -114,11 +98,9 @@ impl Route {
                 (self.elsewhere(Target::Taker(to), now, DISAGREE), Refresh::No)
             }
             Outcome::Redirected(Redirection::TryAgain) => (self.with_fewer_keys(now), Refresh::No),
-            // It lasts until a replica is promoted, which takes longer than most calls.
-            Outcome::Redirected(Redirection::Down) => {
-                (Next::GiveUp(Error::new(ErrorKind::Unavailable, DOWN)), Refresh::Beside)
-            }
-            Outcome::NeedsKeys(keys) if !self.is_reducible || self.keys.contains(keys) => {
+            // Another node may know that a replica was promoted. Otherwise it lasts longer than most calls.
+            Outcome::Redirected(Redirection::Down) => self.looked_up(Error::new(ErrorKind::Unavailable, DOWN), now),
+            Outcome::NeedsKeys(keys) if self.keys.contains(keys) => {
                 (Next::GiveUp(Failure::UnexpectedReply.into()), Refresh::No)
             }
             Outcome::NeedsKeys(keys) => {
@@ -126,21 +108,25 @@ impl Route {
                 (self.after_a_pause(Target::Owner, now, MOVING), Refresh::No)
             }
             // The node may have failed, and another one may have taken its place.
-            Outcome::NotSent(_) if !self.has_refreshed && now < self.until => {
-                self.has_refreshed = true;
-                (Next::Send { pause: Duration::ZERO, to: Target::Owner, keys: self.keys }, Refresh::First)
-            }
-            Outcome::NotSent(error) => (Next::GiveUp(error), Refresh::Beside),
+            Outcome::NotSent(error) => self.looked_up(error, now),
             Outcome::Silent(error) => (Next::GiveUp(error), Refresh::Beside),
         }
     }
 
+    /// Looks the owner up once more.
+    fn looked_up(&mut self, error: Error, now: Instant) -> (Next, Refresh) {
+        if std::mem::replace(&mut self.has_refreshed, true) || now >= self.last {
+            return (Next::GiveUp(error), Refresh::Beside);
+        }
+        (Next::Send { pause: Duration::ZERO, to: Target::Owner, keys: self.keys }, Refresh::First)
+    }
+
     /// Sends the request with the record alone, which one of the two nodes accepts.
     fn with_fewer_keys(&mut self, now: Instant) -> Next {
-        if !self.is_reducible || self.keys == Keys::RECORD {
+        if self.keys == MoreKeys::RECORD {
             return self.after_a_pause(Target::Owner, now, MOVING);
         }
-        self.keys = Keys::RECORD;
+        self.keys = MoreKeys::RECORD;
         self.elsewhere(Target::Owner, now, MOVING)
     }
 
@@ -162,17 +148,12 @@ impl Route {
     }
 
     fn send(&self, pause: Duration, to: Target, now: Instant, why: &'static str) -> Next {
-        if now + pause >= self.until {
+        if now + pause >= self.last {
             return Next::GiveUp(Error::new(ErrorKind::Unavailable, why));
         }
         Next::Send { pause, to, keys: self.keys }
     }
 }
-
-const MOVING: &str =
-    "the cluster is moving the lock's slot to another node, and some of the lock's keys are not there yet";
-const DISAGREE: &str = "the nodes of the cluster do not agree which of them serves the lock";
-const DOWN: &str = "the cluster is down, or no node serves the lock: `redis-cli --cluster check` says why";
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 /// A hash slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Slot(u16);
+pub(crate) struct Slot(u16);
 
 /// The numbers that [`tag`] tries. Each slot is the slot of one of the first 150,000.
 const TAGS: u32 = 1_000_000;

@@ -16,7 +16,7 @@ use super::request::{Operation, Request, Subject};
 use super::slot::Vote;
 use crate::connection::script_call;
 use crate::errors::{Failure, refused};
-use crate::examine::checks_of;
+use crate::examine::{checks_of, merge};
 
 /// How often a break raises its token, if other clients acquire the lock meanwhile.
 const RAISES: usize = 3;
@@ -78,14 +78,6 @@ fn seen(records: &[Record], majority: usize) -> Seen {
     });
     let fence = records.iter().map(|record| record.fence).max().unwrap_or(0);
     Seen { lease, token: token_of.map(FencingToken::new), fence }
-}
-
-const fn severity(status: &CheckStatus) -> u8 {
-    match status {
-        CheckStatus::Ok => 0,
-        CheckStatus::Warning(_) => 1,
-        _ => 2,
-    }
 }
 
 #[async_trait]
@@ -163,19 +155,7 @@ impl Admin for QuorumBackend {
                     vec![Check::new("server", error.to_string(), status)]
                 }
             };
-            // One line for each subject, with what was found on each server and the worst that it means.
-            for check in of_server {
-                let found = format!("{address}: {}", check.found);
-                match checks.iter_mut().find(|known| known.about == check.about) {
-                    Some(known) => {
-                        known.found = format!("{}; {found}", known.found);
-                        if severity(&check.status) > severity(&known.status) {
-                            known.status = check.status;
-                        }
-                    }
-                    None => checks.push(Check::new(check.about, found, check.status)),
-                }
-            }
+            merge(&mut checks, of_server, address);
         }
         Ok(checks)
     }

@@ -36,8 +36,8 @@ fn patience(ttl: Duration) -> Duration {
     ttl / 3
 }
 
-/// The address of a server, as Sentinels name it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The address of a server, as Sentinels or the nodes of a cluster name it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Address {
     pub(crate) host: String,
     pub(crate) port: u16,

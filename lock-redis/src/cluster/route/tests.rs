@@ -27,12 +27,16 @@ fn unreachable() -> Outcome {
     Outcome::NotSent(Error::new(ErrorKind::Unavailable, "cannot connect"))
 }
 
+fn down() -> Outcome {
+    Outcome::Redirected(Redirection::Down)
+}
+
 fn silent() -> Outcome {
     Outcome::Silent(Error::no_reply())
 }
 
 /// What is sent next: to where, with which keys, and after how many milliseconds.
-fn sent(next: Next) -> Option<(Target, Keys, u128)> {
+fn sent(next: Next) -> Option<(Target, MoreKeys, u128)> {
     match next {
         Next::Send { pause, to, keys } => Some((to, keys, pause.as_millis())),
         Next::GiveUp(_) => None,
@@ -50,13 +54,14 @@ fn given_up(next: &Next) -> Option<ErrorKind> {
 fn a_reply_decides_where_a_request_goes() {
     let begin = Instant::now();
     for (outcome, to, keys, refresh) in [
-        (moved(2), Target::Node(node(2)), Keys::ALL, Refresh::Beside),
-        (ask(2), Target::Taker(node(2)), Keys::ALL, Refresh::No),
-        (try_again(), Target::Owner, Keys::RECORD, Refresh::No),
-        (unreachable(), Target::Owner, Keys::ALL, Refresh::First),
+        (moved(2), Target::Node(node(2)), MoreKeys::ALL, Refresh::Beside),
+        (ask(2), Target::Taker(node(2)), MoreKeys::ALL, Refresh::No),
+        (try_again(), Target::Owner, MoreKeys::RECORD, Refresh::No),
+        (unreachable(), Target::Owner, MoreKeys::ALL, Refresh::First),
+        (down(), Target::Owner, MoreKeys::ALL, Refresh::First),
     ] {
         let shown = format!("{outcome:?}");
-        let (next, refreshes) = Route::new(Keys::ALL, true, begin + BOUND).next(outcome, begin);
+        let (next, refreshes) = Route::new(MoreKeys::ALL, begin + BOUND).next(outcome, begin);
         assert_eq!((sent(next), refreshes), (Some((to, keys, 0)), refresh), "{shown}");
     }
 }
@@ -65,13 +70,12 @@ fn a_reply_decides_where_a_request_goes() {
 fn only_silence_leaves_the_outcome_in_doubt_and_ends_the_call() {
     let begin = Instant::now();
     for (outcome, kind) in [
-        (Outcome::Redirected(Redirection::Down), ErrorKind::Unavailable),
         (silent(), ErrorKind::Indeterminate),
         // The script has these keys already.
-        (Outcome::NeedsKeys(Keys { queue: true, tombstone: false }), ErrorKind::Indeterminate),
+        (Outcome::NeedsKeys(MoreKeys { queue: true, tombstone: false }), ErrorKind::Indeterminate),
     ] {
         let shown = format!("{outcome:?}");
-        let (next, refresh) = Route::new(Keys::ALL, true, begin + BOUND).next(outcome, begin);
+        let (next, refresh) = Route::new(MoreKeys::ALL, begin + BOUND).next(outcome, begin);
         let refreshes = if shown.contains("NeedsKeys") { Refresh::No } else { Refresh::Beside };
         assert_eq!((given_up(&next), refresh), (Some(kind), refreshes), "{shown}");
     }
@@ -80,19 +84,19 @@ fn only_silence_leaves_the_outcome_in_doubt_and_ends_the_call() {
 #[test]
 fn a_node_that_cannot_be_reached_is_looked_up_once() {
     let begin = Instant::now();
-    let mut route = Route::new(Keys::ALL, true, begin + BOUND);
-    assert_eq!(sent(route.next(unreachable(), begin).0), Some((Target::Owner, Keys::ALL, 0)));
-    let (next, refresh) = route.next(unreachable(), begin);
+    let mut route = Route::new(MoreKeys::ALL, begin + BOUND);
+    assert_eq!(sent(route.next(unreachable(), begin).0), Some((Target::Owner, MoreKeys::ALL, 0)));
+    let (next, refresh) = route.next(down(), begin);
     assert_eq!((given_up(&next), refresh), (Some(ErrorKind::Unavailable), Refresh::Beside));
     // The connection used up the bound.
-    let (next, _) = Route::new(Keys::ALL, true, begin + BOUND).next(unreachable(), begin + BOUND);
+    let (next, _) = Route::new(MoreKeys::ALL, begin + BOUND).next(unreachable(), begin + BOUND);
     assert_eq!(given_up(&next), Some(ErrorKind::Unavailable));
 }
 
 #[test]
 fn nodes_that_disagree_are_asked_with_pauses_until_the_bound() {
     let begin = Instant::now();
-    let (mut route, mut now, mut pauses) = (Route::new(Keys::ALL, true, begin + BOUND), begin, Vec::new());
+    let (mut route, mut now, mut pauses) = (Route::new(MoreKeys::ALL, begin + BOUND), begin, Vec::new());
     loop {
         match route.next(moved(2), now).0 {
             Next::Send { pause, .. } => {
@@ -111,9 +115,9 @@ fn nodes_that_disagree_are_asked_with_pauses_until_the_bound() {
 #[test]
 fn a_script_that_cannot_do_with_fewer_keys_waits_for_all_of_them() {
     let begin = Instant::now();
-    let mut route = Route::new(Keys::RECORD, false, begin + BOUND);
-    assert_eq!(sent(route.next(try_again(), begin).0), Some((Target::Owner, Keys::RECORD, 5)));
-    let (next, _) = route.next(Outcome::NeedsKeys(Keys::ALL), begin);
+    let mut route = Route::new(MoreKeys::RECORD, begin + BOUND);
+    assert_eq!(sent(route.next(try_again(), begin).0), Some((Target::Owner, MoreKeys::RECORD, 5)));
+    let (next, _) = route.next(Outcome::NeedsKeys(MoreKeys::ALL), begin);
     assert_eq!(given_up(&next), Some(ErrorKind::Indeterminate));
 }
 
@@ -141,14 +145,14 @@ enum Phase {
 }
 
 impl Slots {
-    fn places(&self, keys: Keys) -> Vec<Option<Side>> {
+    fn places(&self, keys: MoreKeys) -> Vec<Option<Side>> {
         let [record, queue, tombstone] = self.keys;
         let extra = [(keys.queue, queue), (keys.tombstone, tombstone)];
         [record].into_iter().chain(extra.into_iter().filter(|(is_named, _)| *is_named).map(|(_, at)| at)).collect()
     }
 
     /// The reply to a request whose script needs some keys. `None`: it was done.
-    fn reply(&self, asked: Side, asking: bool, declared: Keys, needed: Keys) -> Option<Outcome> {
+    fn reply(&self, asked: Side, asking: bool, declared: MoreKeys, needed: MoreKeys) -> Option<Outcome> {
         let at = self.places(declared);
         let lacks_some = at.iter().any(|at| *at != Some(asked));
         match (self.phase, asked) {
@@ -169,10 +173,10 @@ impl Slots {
 
 /// The course of one request: whether it was done, how often it was sent and how long it took. `slots` may change
 /// between two replies.
-fn course(needed: Keys, mut slots: impl FnMut(Duration) -> Slots) -> (Result<(), ErrorKind>, u32, Duration) {
+fn course(needed: MoreKeys, mut slots: impl FnMut(Duration) -> Slots) -> (Result<(), ErrorKind>, u32, Duration) {
     let begin = Instant::now();
-    let (mut now, mut route) = (begin, Route::new(Keys::ALL, true, begin + BOUND));
-    let (mut to, mut keys, mut owner, mut count) = (Target::Owner, Keys::ALL, Side::Source, 0);
+    let (mut now, mut route) = (begin, Route::new(MoreKeys::ALL, begin + BOUND));
+    let (mut to, mut keys, mut owner, mut count) = (Target::Owner, MoreKeys::ALL, Side::Source, 0);
     let side = |address: &Address| if *address == node(1) { Side::Source } else { Side::Taker };
     loop {
         count += 1;
@@ -206,14 +210,14 @@ fn each_state() -> impl Iterator<Item = Slots> {
     keys.flat_map(|keys| [false, true].map(|is_old| Slots { phase: Phase::Migrating, keys, is_old }))
 }
 
-fn each_need() -> [Keys; 4] {
-    [(false, false), (true, false), (false, true), (true, true)].map(|(queue, tombstone)| Keys { queue, tombstone })
+fn each_need() -> [MoreKeys; 4] {
+    [(false, false), (true, false), (false, true), (true, true)].map(|(queue, tombstone)| MoreKeys { queue, tombstone })
 }
 
 #[test]
 fn a_request_that_needs_the_record_alone_is_done_in_every_state_of_a_slot() {
     for state in each_state() {
-        let (done, count, took) = course(Keys::RECORD, |_| state);
+        let (done, count, took) = course(MoreKeys::RECORD, |_| state);
         assert_eq!((done, took), (Ok(()), Duration::ZERO), "{state:?}");
         assert!(count <= 4, "{count} {state:?}");
     }

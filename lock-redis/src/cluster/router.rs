@@ -1,0 +1,94 @@
+//! Sends a request to the node that serves its lock, and follows what the nodes say.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::{Error, ErrorKind, Result};
+use tokio::time::{Instant, sleep};
+
+use super::declared::{Declared, MoreKeys, Refusal};
+use super::nodes::Cluster;
+use super::redirection::Redirection;
+use super::route::{Next, Outcome, Refresh, Route, Target};
+use super::slots::Slot;
+use crate::connection::Connection;
+use crate::sentinel::half_until;
+
+impl Cluster {
+    /// Sends a request for the lock with this record with `send`, to one node after another, until one has done it, or
+    /// may have. All of this has one bound. `keys` are those that the request may need beside the record; its script
+    /// says which of them it does need.
+    ///
+    /// # Errors
+    /// `Indeterminate`: a node may have done it.
+    pub(crate) async fn call<T, F>(
+        self: &Arc<Self>,
+        record: &str,
+        keys: MoreKeys,
+        until: Instant,
+        send: impl Fn(Arc<Connection>, Declared) -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<Result<T, Refusal>>>,
+    {
+        let slot = Slot::of(record.as_bytes());
+        let bound = until.saturating_duration_since(Instant::now());
+        let mut route = Route::new(keys, until - bound / 8);
+        let (mut to, mut keys) = (Target::Owner, keys);
+        loop {
+            let outcome = match self.connection(slot, &to, until).await {
+                Err(error) if error.kind() == ErrorKind::Unavailable => Outcome::NotSent(error),
+                Err(error) => return Err(error),
+                Ok(connection) => {
+                    let declared = Declared::OneLock { keys, is_asking: matches!(to, Target::Taker(_)) };
+                    match send(connection, declared).await {
+                        Ok(Ok(done)) => return Ok(done),
+                        Ok(Err(Refusal::NotSent(error))) => Outcome::NotSent(error),
+                        Ok(Err(Refusal::NeedsKeys(keys))) => Outcome::NeedsKeys(keys),
+                        Ok(Err(Refusal::Redirected(redirection))) => {
+                            if let Redirection::Moved(slot, to) = &redirection {
+                                self.topology.moved(*slot, to);
+                            }
+                            Outcome::Redirected(redirection)
+                        }
+                        Err(error) if error.kind() == ErrorKind::Indeterminate => Outcome::Silent(error),
+                        // It was sent. Whatever the node says, a second copy would help nobody.
+                        Err(error) => return Err(error),
+                    }
+                }
+            };
+            let (next, refresh) = route.next(outcome, Instant::now());
+            match refresh {
+                Refresh::No => {}
+                Refresh::Beside => self.refresh_beside(),
+                Refresh::First => match self.refresh(half_until(until)).await {
+                    Err(error) if self.topology.owner(slot).is_none() => return Err(error),
+                    // If no node replies, the request goes to the same one again.
+                    _ => {}
+                },
+            }
+            match next {
+                Next::GiveUp(error) => return Err(error),
+                Next::Send { pause, to: next, keys: needed } => {
+                    (to, keys) = (next, needed);
+                    if pause > Duration::ZERO {
+                        sleep(pause).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A connection to a node. Takes half of the time that is left at most: the cluster may have replaced a node that
+    /// cannot be reached.
+    async fn connection(&self, slot: Slot, to: &Target, until: Instant) -> Result<Arc<Connection>> {
+        let at = match to {
+            Target::Owner => self.topology.owner(slot).ok_or_else(|| Error::new(ErrorKind::Unavailable, UNKNOWN))?,
+            Target::Node(named) | Target::Taker(named) => self.topology.reached_at(named),
+        };
+        self.server(&at)?.manager()?.connection(half_until(until)).await
+    }
+}
+
+const UNKNOWN: &str = "no node of the cluster serves the lock, as far as is known";
