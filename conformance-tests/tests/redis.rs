@@ -15,6 +15,7 @@ mod redis {
     mod pair;
     mod promoted;
     mod put_back;
+    mod received;
     mod replication;
     mod resource_counts;
     mod restart;

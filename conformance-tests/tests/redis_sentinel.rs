@@ -11,6 +11,8 @@ mod redis_sentinel {
     mod liar;
     mod minority;
     mod named;
+    #[path = "../redis/received.rs"]
+    mod received;
     mod refused;
     #[path = "../redis/replication.rs"]
     mod replication;

@@ -13,8 +13,8 @@ use crate::process;
 /// minutes a run on an idle machine, after a build in release mode.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// uncontended-pinned, uncontended-split, uncontended-path, handoff, held-memory, held-redis, etcd, mysql, quorum,
-    /// takeover, startup, sqlite or zk.
+    /// uncontended-pinned, uncontended-split, uncontended-path, handoff, held-memory, held-redis, etcd, mysql, cluster,
+    /// quorum, takeover, startup, sqlite or zk.
     #[arg(value_name = "WORKLOAD")]
     workloads: Vec<String>,
     /// How often each workload is run.

@@ -58,7 +58,7 @@ const BACKENDS: &[Backend] = &[
     Backend {
         name: "redis",
         feature: Some("redis"),
-        targets: &["redis", "redis_quorum", "redis_sentinel", "processes"],
+        targets: &["redis", "redis_quorum", "redis_sentinel", "redis_cluster", "processes"],
         needs: &[needs::REDIS],
         named_server: None,
     },
@@ -139,6 +139,7 @@ const WEIGHTS: &[(&str, Weight)] = &[
     ("etcd_cluster", Weight { threads: 2, percent: ALONE }),
     ("redis_quorum", Weight { threads: 4, percent: ALONE }),
     ("redis_sentinel", Weight { threads: 4, percent: ALONE }),
+    ("redis_cluster", Weight { threads: 4, percent: ALONE }),
     ("zk", Weight { threads: 4, percent: ALONE }),
     ("etcd", Weight { threads: 4, percent: ALONE }),
     ("mysql_for_update", Weight { threads: 6, percent: ALONE }),

@@ -47,6 +47,14 @@ pub(super) trait Access: Send + Sync + 'static {
     /// Of a server, and of the proxy on the path to it.
     fn new(server: SocketAddr, proxy: SocketAddr) -> Self;
 
+    /// The settings of the server.
+    fn settings(settings: RedisSettings) -> RedisSettings {
+        settings
+    }
+
+    /// Makes a server ready that has just been started for the first time.
+    fn begin(_server: &RedisServer) {}
+
     /// The hosts and the path of the URL by which clients reach this one of the two.
     fn location(&self, addr: SocketAddr) -> String;
 }
@@ -150,7 +158,7 @@ fn micros(duration: Duration) -> i64 {
 
 /// Whether a command is about locks: a script with the record of a lock, not one about the server itself.
 fn is_about_a_lock(command: &str) -> bool {
-    command.starts_with("\"EVAL") && command.contains('{')
+    command.starts_with("\"EVAL") && command.contains('{') && !command.contains("epoch{")
 }
 
 /// The rules of the user, in the syntax of the configuration and of `ACL SETUSER`.
@@ -173,7 +181,8 @@ impl<S: Setup> Fixture for RedisFixture<S> {
                 operator_acl(S::PREFIX, ScriptCalls::Eval).expect("a prefix")
             )),
         };
-        let server = settings.start().unwrap_or_else(|error| panic!("{error}"));
+        let server = S::Access::settings(settings).start().unwrap_or_else(|error| panic!("{error}"));
+        S::Access::begin(&server);
         let path = TcpPath::start(server.addr()).unwrap_or_else(|error| panic!("no fault proxy: {error}"));
         let access = S::Access::new(path.addr(Route::Clear), path.addr(Route::Faulty));
         Self { server: Mutex::new(server), path, access, monitor: Mutex::default(), setup: PhantomData }

@@ -8,7 +8,8 @@ use leasehold_conformance::harness::{Fault, FaultProxy};
 use leasehold_core::{ErrorKind, LockClient, LockGuard, LockName};
 use leasehold_test_servers::{RedisServer, RedisSettings};
 
-use super::replication::{received, replicates};
+use super::received::received;
+use super::replication::replicates;
 use super::stored::Stored;
 use super::support::{SOON, Stopwatch, eventually, hold};
 

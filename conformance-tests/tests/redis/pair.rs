@@ -7,7 +7,8 @@ use leasehold_conformance::harness::{Fault, FaultProxy};
 use leasehold_core::{LockClient, LockGuard};
 use leasehold_test_servers::{RedisServer, RedisSettings};
 
-use super::replication::{received, replicates};
+use super::received::received;
+use super::replication::replicates;
 use super::support::{SOON, hold};
 
 /// The ttl of the lease that the replica lacks.

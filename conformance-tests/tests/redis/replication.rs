@@ -1,4 +1,4 @@
-//! Replicas, and what they have received.
+//! Makes servers replicas.
 
 use leasehold_test_servers::RedisServer;
 
@@ -10,13 +10,4 @@ pub(super) async fn replicates(replica: &RedisServer, port: u16) {
     replica.command(&follow).unwrap_or_else(|error| panic!("REPLICAOF fails: {error}"));
     let is_linked = || replica.info("replication", "master_link_status").is_ok_and(|status| status == "up");
     eventually("a replica has the data", is_linked).await;
-}
-
-/// Waits until the replicas have everything that the primary has acknowledged.
-pub(super) async fn received(primary: &RedisServer, replicas: &[&RedisServer]) {
-    // Not by `WAIT`: it counts from the last write of its own connection.
-    let offset = |server: &RedisServer, field| server.info("replication", field).ok()?.parse::<u64>().ok();
-    let acknowledged = offset(primary, "master_repl_offset").expect("an offset");
-    let has_all = |it: &&RedisServer| offset(it, "slave_repl_offset").is_some_and(|received| received >= acknowledged);
-    eventually("the replicas have everything", || replicas.iter().all(has_all)).await;
 }

@@ -12,6 +12,8 @@ impl Stored<'_> {
         for key in self.keys() {
             let rest = key.strip_prefix(self.prefix).unwrap_or(&key).to_owned();
             match rest.split_once('}').map(|(_, kind)| kind) {
+                // Of the node of a cluster.
+                Some("") if rest.starts_with("epoch{") => {}
                 Some("") => match self.query(&["GET", &key]) {
                     Reply::Bytes(raw) if Head::read(&raw).deadline > self.now() => resource_counts.leases += 1,
                     Reply::Bytes(_) => resource_counts.fences += 1,

@@ -139,8 +139,8 @@ fn what_waiting_cannot_cure_ends_a_wait_at_once() {
         works(&at(&protected, ":hunter2@", "")).await;
         for (url, kind, hint) in [
             (at(&plain, "", "/2"), ErrorKind::Unsupported, "`databases`"),
-            (at(&cluster, "", "/1"), ErrorKind::Unsupported, "Redis Cluster"),
-            (at(&cluster, "", ""), ErrorKind::Unsupported, "Redis Cluster"),
+            (at(&cluster, "", "/1"), ErrorKind::Unsupported, "`redis+cluster://`"),
+            (at(&cluster, "", ""), ErrorKind::Unsupported, "`redis+cluster://`"),
             (at(&no_scripts, "", ""), ErrorKind::Unsupported, "rename-command"),
             (at(&no_set, "", ""), ErrorKind::Unsupported, "rename-command"),
             (at(&protected, "", ""), ErrorKind::Auth, "password"),

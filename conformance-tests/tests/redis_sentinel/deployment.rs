@@ -10,7 +10,8 @@ use leasehold_core::{LockClient, LockName};
 use leasehold_test_servers::{RedisServer, RedisSettings, Reply};
 
 use super::common::{SOON, eventually};
-use super::replication::{received, replicates};
+use super::received::received;
+use super::replication::replicates;
 use super::stored::Stored;
 
 /// The name of the primary.

@@ -95,7 +95,7 @@ fn a_node_of_a_cluster_is_refused() {
         loop {
             let error = refused(&node.url()).await;
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-            assert!(error.to_string().contains("Redis Cluster, which is not supported yet"), "{error}");
+            assert!(error.to_string().contains("`redis+cluster://`"), "{error}");
             // A fresh node says that its cluster is down.
             if error.to_string().contains(&node.addr().to_string()) {
                 return;

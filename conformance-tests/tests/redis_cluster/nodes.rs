@@ -1,0 +1,82 @@
+//! Nodes that join, leave, or come back as others.
+
+use std::time::Duration;
+
+use leasehold_core::LockGuard;
+
+use super::common::{Stopwatch, hold};
+use super::deployment::{Deployment, case, run, settings};
+
+const TTL: Duration = Duration::from_secs(2);
+
+/// The only node of the URL comes back blank, or was taken out of the cluster. The client knows the others, and keeps
+/// its locks there.
+#[test]
+fn a_node_of_the_url_that_has_left_the_cluster_changes_nothing() {
+    for is_blank in [true, false] {
+        case(async move |mut deployment| {
+            let ann = deployment.client(TTL).await;
+            let is_own = |lock: &String| deployment.place(lock).2 == 0;
+            let others: Vec<_> = (0..30).map(|number| format!("lock-{number}")).filter(|lock| !is_own(lock)).collect();
+            let mut guards = Vec::new();
+            for lock in &others {
+                guards.push(hold(&ann, lock).await);
+            }
+            if is_blank {
+                deployment.kill_all_of(0).await;
+                deployment.cluster.nodes[0].start_blank().expect("a start");
+            } else {
+                // As `redis-cli --cluster del-node`.
+                let nodes = &deployment.cluster.nodes;
+                let id = run(&nodes[0], &["CLUSTER", "MYID"]).text();
+                nodes[1..].iter().for_each(|node| drop(node.command(&["CLUSTER", "FORGET", &id])));
+                run(&nodes[0], &["FLUSHALL"]);
+                run(&nodes[0], &["CLUSTER", "RESET", "SOFT"]);
+            }
+            let begin = Stopwatch::start();
+            while begin.elapsed() < TTL * 3 {
+                assert!(guards.iter().all(LockGuard::is_held), "a lock of another node was lost");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            guards.remove(0).release().await.expect("a release");
+            hold(&ann, &others[0]).await.release().await.expect("a release");
+        });
+    }
+}
+
+/// The first slot of a new node is taken over. Until that has ended, the node serves no slot by its own account.
+#[test]
+fn a_lock_outlasts_the_move_to_a_node_without_slots() {
+    case(async |mut deployment| {
+        let (ann, bob) = (deployment.client(TTL).await, deployment.client(TTL).await);
+        let to = deployment.cluster.join(&settings()).expect("a node");
+        let (key, slot, from) = deployment.place("moved");
+        let cluster = &deployment.cluster;
+        let guard = hold(&ann, "moved").await;
+        let never = async |what: &str| {
+            let begin = Stopwatch::start();
+            while begin.elapsed() < TTL * 3 / 2 {
+                assert!(guard.is_held(), "lost {:?} after this: {what}", begin.elapsed());
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            assert!(
+                bob.lock("moved").try_acquire().await.is_ok_and(|granted| granted.is_none()),
+                "two holders: {what}"
+            );
+        };
+        cluster.begin_to_move(slot, from, to).expect("a slot");
+        never("the slot is being moved").await;
+        cluster.move_key(key.as_bytes(), from, to).expect("the key is there");
+        let begin = Stopwatch::start();
+        while begin.elapsed() < TTL * 3 / 2 {
+            assert!(guard.is_held(), "lost {:?} after the record has moved", begin.elapsed());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        cluster.end_the_move(slot, from, to).expect("a slot");
+        never("the slot has moved").await;
+        assert!(Deployment::record(&cluster.nodes[to], "moved").lease().is_some(), "the new node has the lease");
+        let token = guard.fencing_token();
+        guard.release().await.expect("a release");
+        assert!(hold(&bob, "moved").await.fencing_token() > token, "tokens rise");
+    });
+}
