@@ -4,6 +4,7 @@
 //! rounds, so that a noisy machine disturbs all of them equally, and a run reports the median of its rounds. A report
 //! shows the median of several runs, and the lowest and the highest.
 
+mod cluster;
 mod commands;
 mod contended;
 mod embedded;
@@ -80,6 +81,8 @@ enum Workload {
     Etcd,
     /// Locks on MariaDB: pairs, 10,000 held leases, 100 waiters, handoffs.
     Mysql,
+    /// Locks on a Redis Cluster of three primaries: pairs, beside pairs on one server; 100,000 held leases.
+    Cluster,
     /// Locks on a quorum of five Redis servers: pairs, beside pairs on one server; one of the five paused or down.
     Quorum,
     /// A holder that is killed, and one that loses its lease.
@@ -167,6 +170,7 @@ fn only(workload: Workload) -> Result<()> {
         Workload::HeldRedis => runtime()?.block_on(held::redis()),
         Workload::Etcd => runtime()?.block_on(etcd::run()),
         Workload::Mysql => runtime()?.block_on(mysql::run()),
+        Workload::Cluster => runtime()?.block_on(cluster::run()),
         Workload::Quorum => runtime()?.block_on(quorum::run()),
         Workload::Takeover => runtime()?.block_on(takeover::run()),
         Workload::Startup => startup::run(),
