@@ -23,6 +23,8 @@ pub const SCHEMES: &[Row] = &[
     ("rediss+quorum", "redis-tls", cfg!(feature = "redis-tls")),
     ("redis+sentinel", "redis", cfg!(feature = "redis")),
     ("rediss+sentinel", "redis-tls", cfg!(feature = "redis-tls")),
+    ("redis+cluster", "redis", cfg!(feature = "redis")),
+    ("rediss+cluster", "redis-tls", cfg!(feature = "redis-tls")),
     ("zk", "zk", cfg!(feature = "zk")),
     ("zks", "zk-tls", cfg!(feature = "zk-tls")),
 ];
@@ -35,6 +37,8 @@ pub const SCHEMES: &[Row] = &[
 ///   `redis-tls`): one Redis server. This connects to it and checks it before it returns.
 /// - `redis+sentinel://[user:password@]one,two,three/name[/database][?…]`, `rediss+sentinel://…` (the same features):
 ///   the primary that a majority of these Sentinels names.
+/// - `redis+cluster://[user:password@]one,two,three[?…]`, `rediss+cluster://…` (the same features): a Redis Cluster. The
+///   URL names some of its nodes.
 /// - `redis+quorum://[user:password@]one,two,three[/database][?…]`, `rediss+quorum://…` (the same features): a majority
 ///   of independent Redis servers.
 /// - `mysql://user[:password]@host[:port]/database[?…]` (features `mysql`, `mysql-tls`): a MySQL or MariaDB server. The
@@ -82,9 +86,8 @@ pub async fn connect_builder(url: &str) -> Result<LockClientBuilder> {
             Ok(LockClient::builder(leasehold_redis::QuorumBackend::connect(url).await?))
         }
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" | "rediss" | "redis+sentinel" | "rediss+sentinel" => {
-            Ok(LockClient::builder(leasehold_redis::RedisBackend::connect(url).await?))
-        }
+        "redis" | "redis+unix" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
+        | "rediss+cluster" => Ok(LockClient::builder(leasehold_redis::RedisBackend::connect(url).await?)),
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(LockClient::builder(leasehold_sqlite::SqliteBackend::connect(url).await?)),
         #[cfg(feature = "zk")]
@@ -126,9 +129,8 @@ pub fn connect_builder_lazy(url: &str) -> Result<LockClientBuilder> {
         #[cfg(feature = "redis")]
         "redis+quorum" | "rediss+quorum" => Ok(LockClient::builder(leasehold_redis::QuorumBackend::connect_lazy(url)?)),
         #[cfg(feature = "redis")]
-        "redis" | "redis+unix" | "rediss" | "redis+sentinel" | "rediss+sentinel" => {
-            Ok(LockClient::builder(leasehold_redis::RedisBackend::connect_lazy(url)?))
-        }
+        "redis" | "redis+unix" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
+        | "rediss+cluster" => Ok(LockClient::builder(leasehold_redis::RedisBackend::connect_lazy(url)?)),
         #[cfg(feature = "sqlite")]
         "sqlite" => Ok(LockClient::builder(leasehold_sqlite::SqliteBackend::connect_lazy(url)?)),
         #[cfg(feature = "zk")]

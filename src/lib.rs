@@ -29,8 +29,8 @@
 //! | `etcd-tls` | `etcds://` | `etcd` |
 //! | `mysql` | `mysql://` | `mysql` |
 //! | `mysql-tls` | `mysql://` of a host that is not loopback | `mysql` |
-//! | `redis` | `redis://`, `redis+unix://`, `redis+sentinel://`, `redis+quorum://` | `redis` |
-//! | `redis-tls` | `rediss://`, `rediss+sentinel://`, `rediss+quorum://` | `redis` |
+//! | `redis` | `redis://`, `redis+unix://`, `redis+sentinel://`, `redis+cluster://`, `redis+quorum://` | `redis` |
+//! | `redis-tls` | `rediss://`, `rediss+sentinel://`, `rediss+cluster://`, `rediss+quorum://` | `redis` |
 //! | `sqlite` | `sqlite://` | `sqlite` |
 //! | `zk` | `zk://` | `zk` |
 //! | `zk-tls` | `zks://` | `zk` |

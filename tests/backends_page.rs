@@ -22,6 +22,7 @@ fn the_page_says_what_the_backends_promise() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/backends.md");
     let redis = RedisBackend::connect_lazy("redis://127.0.0.1").unwrap().capabilities();
     let sentinel = RedisBackend::connect_lazy("redis+sentinel://one,two,three/mymaster").unwrap().capabilities();
+    let cluster = RedisBackend::connect_lazy("redis+cluster://one,two,three").unwrap().capabilities();
     let quorum = QuorumBackend::connect_lazy("redis+quorum://one,two,three").unwrap().capabilities();
     let mysql = MySqlBackend::connect_lazy("mysql://user@127.0.0.1/locks").unwrap().capabilities();
     let for_update =
@@ -30,7 +31,7 @@ fn the_page_says_what_the_backends_promise() {
     let zk = ZkBackend::connect_lazy("zk://127.0.0.1").unwrap().capabilities();
     let sqlite = SqliteBackend::connect_lazy("sqlite:///tmp/locks.db").unwrap().capabilities();
     let memory = MemoryBackend::new(&MemoryStore::default()).capabilities();
-    let page = page(&[redis, sentinel, quorum, mysql, for_update, etcd, zk, sqlite, memory]);
+    let page = page(&[redis, sentinel, cluster, quorum, mysql, for_update, etcd, zk, sqlite, memory]);
     if std::env::var_os(UPDATE).is_some() {
         std::fs::write(&path, &page).unwrap();
     }

@@ -62,6 +62,7 @@ const STORES: &[Store] = &[
         "the primary that Redis Sentinels name",
         &[("rediss+sentinel://HOST,HOST,HOST/NAME", "with TLS")],
     ),
+    ("redis+cluster://HOST,HOST,HOST", "a Redis Cluster", &[("rediss+cluster://HOST,HOST,HOST", "with TLS")]),
     (
         "redis+quorum://HOST,HOST,HOST",
         "a majority of 3 to 15 independent Redis servers",
