@@ -6,6 +6,7 @@ mod redis {
     #[path = "../support/mod.rs"]
     mod common;
     mod cost;
+    mod fence;
     mod fixture;
     mod foreign_key;
     #[path = "../support/forgetful_path.rs"]

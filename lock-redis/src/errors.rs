@@ -46,9 +46,10 @@ impl Failure {
         Self::ErrorReply(format!("{} {}", refusal.code(), refusal.details().unwrap_or_default()))
     }
 
-    /// Whether the server did not know the script, so that the script certainly did not run.
+    /// Whether the server did not know the script, so that the script certainly did not run. Its whole phrase: a script
+    /// of the user may have failed with the code alone.
     pub(crate) fn is_noscript(&self) -> bool {
-        matches!(self, Self::ErrorReply(text) if text.starts_with("NOSCRIPT"))
+        matches!(self, Self::ErrorReply(text) if text.starts_with("NOSCRIPT No matching script"))
     }
 }
 
@@ -89,14 +90,22 @@ pub(crate) fn refused(text: &str) -> Error {
 /// The same for a script of the user, which may have written before it failed, and may fail with any text.
 pub(crate) fn refused_to_script(text: &str) -> Error {
     let is_of_script = ["script:", "user_script", "Error running script"].iter().any(|mark| text.contains(mark));
-    // The server refuses these to a script before its first write only.
-    let is_before = ["OOM ", "READONLY ", "MISCONF ", "NOREPLICAS "].iter().any(|code| text.contains(code));
-    if !is_of_script || is_before {
+    if !is_of_script || BEFORE_A_WRITE.iter().any(|refusal| text.contains(refusal)) {
         return refused(text);
     }
     Error::new(ErrorKind::Indeterminate, "the script failed, and what it wrote before stays written")
         .with_cause(harmless(text))
 }
+
+/// The server refuses these to a script before its first write only. Whole phrases: a script may say that a ROOM is full.
+const BEFORE_A_WRITE: &[&str] = &[
+    "OOM command not allowed",
+    "READONLY You can't write against a read only",
+    "MISCONF Redis is configured",
+    "MISCONF Valkey is configured",
+    "MISCONF Errors writing to the AOF",
+    "NOREPLICAS Not enough good replicas",
+];
 
 const PERMISSION: &str = "the user lacks a permission: `leasehold acl redis` prints the permissions that are needed";
 
@@ -301,6 +310,24 @@ mod tests {
             ("ERR something unexpected", Indeterminate),
         ] {
             assert_eq!(refused(text).kind(), kind, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_script_that_failed_may_have_written() {
+        use ErrorKind::{Capacity, Indeterminate, Unavailable, Unsupported};
+        for (text, kind) in [
+            ("ERR BUSYGROUP Consumer Group name already exists script: 8a2f, on @user_script:4.", Indeterminate),
+            ("no ROOM left script: 8a2f, on @user_script:4.", Indeterminate),
+            ("LOADING what script: 8a2f, on @user_script:4.", Indeterminate),
+            ("ERR Error running script (call to f_104a): @user_script:3: BUSY", Indeterminate),
+            ("OOM command not allowed when used memory > 'maxmemory'. script: 8a2f, on @user_script:4.", Capacity),
+            ("NOREPLICAS Not enough good replicas to write. script: 8a2f, on @user_script:4.", Unavailable),
+            // Nothing of the script has run.
+            ("LOADING Redis is loading the dataset in memory", Unavailable),
+            ("ERR unknown command 'evalsha', with args beginning with: 'x'", Unsupported),
+        ] {
+            assert_eq!(refused_to_script(text).kind(), kind, "{text}");
         }
     }
 

@@ -9,7 +9,8 @@ use redis::Value;
 use crate::backend::RedisBackend;
 use crate::cluster::{Declared, MoreKeys};
 use crate::connection::{Connection, script_call};
-use crate::errors::{BACKEND, Failure, refused_to_script};
+use crate::errors::{BACKEND, Failure, refused, refused_to_script};
+use crate::replies;
 use crate::scripts::{Script, ScriptCalls, Scripts};
 
 /// A Lua script of the user, for [`Fence::run`].
@@ -140,6 +141,10 @@ impl Fence<'_> {
         };
         match reply.as_mut_slice() {
             [Value::Int(0)] => Err(Error::lease_ended()),
+            [Value::Int(2), why] => {
+                let why = replies::text(why).ok_or(Failure::UnexpectedReply)?;
+                Err(refused(&why).without_effect())
+            }
             // Lua drops a trailing nil, so the list is shorter if the script returns nothing.
             [Value::Int(1)] => Ok(Value::Nil),
             [Value::Int(1), value] => Ok(std::mem::replace(value, Value::Nil)),
