@@ -137,6 +137,15 @@ impl Error {
         self
     }
 
+    /// Adds which of several servers has given the error, unless the text says so.
+    #[must_use]
+    pub fn at(mut self, server: &str) -> Self {
+        if !self.0.text.contains(server) {
+            self.0.text = format!("{} ({server})", self.0.text).into();
+        }
+        self
+    }
+
     /// Adds the action (a verb: "acquire"), the lock and the backend, unless the error has them already.
     #[must_use]
     pub fn during(mut self, action: &'static str, lock: &LockName, backend: &'static str) -> Self {

@@ -29,11 +29,11 @@ pub async fn a_server_that_is_down_is_unavailable(fixture: &dyn Fixture) {
     tokio::time::sleep(AT_ONCE * 3).await;
     let (bound, lock) = (ann.capabilities().call_bound * 5 / 4, ann.lock(name.as_str()));
     let refused = in_time(bound, "one attempt ends within the bound of a call and a quarter", lock.try_acquire()).await;
-    assert_eq!(kind_of(&refused), ErrorKind::Unavailable);
+    assert_eq!(kind_of(&refused), ErrorKind::Unavailable, "{refused:?}");
     let wait = fixture.ttl();
     let (stopwatch, lock) = (Stopwatch::start(), lock.wait(wait));
     let refused = in_time(wait + ENDS_BY, "the wait ends", lock.acquire()).await;
-    assert_eq!(kind_of(&refused), ErrorKind::Unavailable);
+    assert_eq!(kind_of(&refused), ErrorKind::Unavailable, "{refused:?}");
     stopwatch.not_before(wait, "a server that is down may come back within the wait");
     start(fixture, Data::Kept).await;
     let back = async || ann.lock(name.as_str()).acquire().await.is_ok();

@@ -8,6 +8,9 @@ use super::nodes::Cluster;
 use crate::examine::{checks_of, merge};
 use crate::sentinel::half_until;
 
+const CLOCKS: &str = "a lease whose slot is moved ends by the clock of its new node: too early, if that is ahead of the \
+                      other one. Keep the clocks of all nodes with NTP";
+
 impl Cluster {
     /// One line for each subject, with what was found on each node and the worst that it means.
     pub(crate) async fn checks(&self, until: Instant) -> Result<Vec<Check>> {
@@ -25,6 +28,9 @@ impl Cluster {
                 vec![Check::new("server", error.to_string(), status)]
             });
             merge(&mut checks, of_node, &at.to_string());
+        }
+        for clock in checks.iter_mut().filter(|check| check.about == "clock" && check.status != CheckStatus::Ok) {
+            clock.status = CheckStatus::warning(CLOCKS);
         }
         Ok(checks)
     }

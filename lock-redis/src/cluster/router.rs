@@ -13,7 +13,7 @@ use super::redirection::Redirection;
 use super::route::{Next, Outcome, Refresh, Route, Target};
 use super::slots::Slot;
 use crate::connection::Connection;
-use crate::sentinel::half_until;
+use crate::sentinel::{Address, half_until};
 
 impl Cluster {
     /// Sends a request for the lock with this record with `send`, to one node after another, until one has done it, or
@@ -37,14 +37,19 @@ impl Cluster {
         let mut route = Route::new(keys, until - bound / 8);
         let (mut to, mut keys) = (Target::Owner, keys);
         loop {
-            let outcome = match self.connection(slot, &to, until).await {
-                Err(error) if error.kind() == ErrorKind::Unavailable => Outcome::NotSent(error),
-                Err(error) => return Err(error),
+            let at = self.target(slot, &to);
+            let named = |error: Error| match &at {
+                Some(at) => error.at(&at.to_string()),
+                None => error,
+            };
+            let outcome = match self.connection(at.as_ref(), until).await {
+                Err(error) if error.kind() == ErrorKind::Unavailable => Outcome::NotSent(named(error)),
+                Err(error) => return Err(named(error)),
                 Ok(connection) => {
                     let declared = Declared::OneLock { keys, is_asking: matches!(to, Target::Taker(_)) };
                     match send(connection, declared).await {
                         Ok(Ok(done)) => return Ok(done),
-                        Ok(Err(Refusal::NotSent(error))) => Outcome::NotSent(error),
+                        Ok(Err(Refusal::NotSent(error))) => Outcome::NotSent(named(error)),
                         Ok(Err(Refusal::NeedsKeys(keys))) => Outcome::NeedsKeys(keys),
                         Ok(Err(Refusal::Redirected(redirection))) => {
                             if let Redirection::Moved(slot, to) = &redirection {
@@ -52,9 +57,9 @@ impl Cluster {
                             }
                             Outcome::Redirected(redirection)
                         }
-                        Err(error) if error.kind() == ErrorKind::Indeterminate => Outcome::Silent(error),
+                        Err(error) if error.kind() == ErrorKind::Indeterminate => Outcome::Silent(named(error)),
                         // It was sent. Whatever the node says, a second copy would help nobody.
-                        Err(error) => return Err(error),
+                        Err(error) => return Err(named(error)),
                     }
                 }
             };
@@ -62,14 +67,11 @@ impl Cluster {
             match refresh {
                 Refresh::No => {}
                 Refresh::Beside => self.refresh_beside(),
-                Refresh::First => match self.refresh(half_until(until)).await {
-                    Err(error) if self.topology.owner(slot).is_none() => return Err(error),
-                    // If no node replies, the request goes to the same one again.
-                    _ => {}
-                },
+                // If no node replies, another attempt would only take the time of a waiter whose wait is about to end.
+                Refresh::First => self.refresh(half_until(until)).await?,
             }
             match next {
-                Next::GiveUp(error) => return Err(error),
+                Next::GiveUp(error) => return Err(named(error)),
                 Next::Send { pause, to: next, keys: needed } => {
                     (to, keys) = (next, needed);
                     if pause > Duration::ZERO {
@@ -80,14 +82,19 @@ impl Cluster {
         }
     }
 
+    /// Where the next node is reached.
+    fn target(&self, slot: Slot, to: &Target) -> Option<Address> {
+        match to {
+            Target::Owner => self.topology.owner(slot),
+            Target::Node(named) | Target::Taker(named) => Some(self.topology.reached_at(named)),
+        }
+    }
+
     /// A connection to a node. Takes half of the time that is left at most: the cluster may have replaced a node that
     /// cannot be reached.
-    async fn connection(&self, slot: Slot, to: &Target, until: Instant) -> Result<Arc<Connection>> {
-        let at = match to {
-            Target::Owner => self.topology.owner(slot).ok_or_else(|| Error::new(ErrorKind::Unavailable, UNKNOWN))?,
-            Target::Node(named) | Target::Taker(named) => self.topology.reached_at(named),
-        };
-        self.server(&at)?.manager()?.connection(half_until(until)).await
+    async fn connection(&self, at: Option<&Address>, until: Instant) -> Result<Arc<Connection>> {
+        let at = at.ok_or_else(|| Error::new(ErrorKind::Unavailable, UNKNOWN))?;
+        self.server(at)?.manager()?.connection(half_until(until)).await
     }
 }
 
