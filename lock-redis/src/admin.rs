@@ -192,7 +192,7 @@ impl Admin for RedisBackend {
         let send = |connection: Arc<Connection>, declared: Declared| async move {
             let shared = connection.protocol();
             // During a quarantine, the script must not hand the lock to the queue.
-            let quarantine = match connection.prepare(Duration::ZERO, until).await {
+            let quarantine = match connection.prepare(Duration::ZERO, declared, until).await {
                 Ok(quarantine) => quarantine,
                 Err(error) => return Ok(Err(connection.unsent(error)?)),
             };

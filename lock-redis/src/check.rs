@@ -9,13 +9,13 @@ use leasehold_core::backend::kit::restart::{CheckContext, Decision, Quarantine, 
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::time::{Instant, timeout_at};
 
-use crate::cluster::{Redirection, Refusal};
+use crate::cluster::{ClusterNode, DISAGREE, Declared, Redirection, Refusal};
 use crate::connection::{Connection, script_call};
 use crate::endpoint::check_requirements;
 use crate::errors::{Failure, NO_CLUSTER, not_connected, refused};
 use crate::replies;
 use crate::run::Run;
-use crate::sentinel::lasting;
+use crate::sentinel::{half_until, lasting};
 
 /// What a connection has read of the server.
 pub(crate) struct Session {
@@ -26,18 +26,18 @@ pub(crate) struct Session {
     run: Option<Arc<Run>>,
     /// [`Shared::replacements`](crate::shared::Shared::replacements) just before the reading.
     replacements: u64,
-    /// When a node is read again that serves no slots.
-    again_at: Option<Instant>,
+    /// [`ClusterNode::changes`](crate::cluster::ClusterNode::changes) just before the epoch key was read: another slot
+    /// may have the node's key since.
+    changes: u64,
+    /// Nothing was read that counts for the next call.
+    is_unread: bool,
 }
-
-/// A node without slots is read again after this time: it may have its first one by then.
-const AGAIN: Duration = Duration::from_millis(100);
 
 impl Session {
     /// Of a connection that has read nothing.
     pub(crate) fn unread() -> Self {
         let quarantine = Quarantine::none(Instant::now());
-        Self { node: String::new(), quarantine, run: None, replacements: 0, again_at: Some(Instant::now()) }
+        Self { node: String::new(), quarantine, run: None, replacements: 0, changes: 0, is_unread: true }
     }
 
     /// The run of the server.
@@ -51,20 +51,48 @@ impl Connection {
     /// remaining quarantine, or `None` if new grants are allowed.
     ///
     /// # Errors
-    /// The ttl could not be published, so the call must not be made.
-    pub(crate) async fn prepare(&self, ttl: Duration, until: Instant) -> Result<Option<Duration>> {
+    /// The ttl could not be published, or the node serves no slots, so the call must not be made.
+    pub(crate) async fn prepare(&self, ttl: Duration, declared: Declared, until: Instant) -> Result<Option<Duration>> {
         // What others have to know is for how long a lease of this ttl may be believed in.
         let ttl = if self.primary().is_some() { lasting(ttl) } else { ttl };
         if self.must_be_read(ttl) {
-            // Many calls begin together. One of them reads the server for all.
-            let Ok(_one) = timeout_at(until, self.reading().lock()).await else { return Err(Error::not_sent()) };
-            if self.must_be_read(ttl) {
-                let lost = |failure| not_connected(failure, self.address());
-                self.check_server(ttl, until).await.map_err(lost)??;
-            }
+            self.read_server(ttl, until).await?;
         }
-        let quarantine = lock(self.session()).quarantine;
-        Ok(quarantine.left(Instant::now()))
+        let mut session = lock(self.session());
+        // It may be a replica that was promoted since, and lack the lease of another client. Only its epoch key says so.
+        if session.run.is_none() && self.protocol().node.is_some() && !declared.is_asking() {
+            session.is_unread = true;
+            return Err(Error::new(ErrorKind::Unavailable, DISAGREE));
+        }
+        Ok(session.quarantine.left(Instant::now()))
+    }
+
+    /// Reads the server before a call with this ttl.
+    async fn read_server(&self, ttl: Duration, until: Instant) -> Result<()> {
+        let read = async || {
+            let lost = |failure| not_connected(failure, self.address());
+            self.check_server(ttl, until).await.map_err(lost)?
+        };
+        if self.protocol().node.is_none() || ttl.is_zero() {
+            return read().await;
+        }
+        // On a node of a cluster each lock is a call, and many begin together. One of them reads the node for all. It
+        // may belong to a runtime that is busy with something else, so the others do not wait for long.
+        let began = Instant::now();
+        let mut last = timeout_at(half_until(until), self.reading().lock()).await.ok();
+        if let Some(Some((at, error))) = last.as_deref()
+            && *at >= began
+        {
+            return Err(error.clone());
+        }
+        if !self.must_be_read(ttl) {
+            return Ok(());
+        }
+        let done = read().await;
+        if let (Some(last), Err(error)) = (&mut last, &done) {
+            **last = Some((Instant::now(), error.clone()));
+        }
+        done
     }
 
     /// Whether the server has to be read before a call with this ttl.
@@ -72,14 +100,18 @@ impl Connection {
         let now = Instant::now();
         let node = {
             let session = lock(self.session());
-            let is_current = session.replacements == self.replacements() && !session.quarantine.needs_reading(ttl, now);
-            match session.again_at {
+            let is_current = !session.is_unread
+                && session.replacements == self.replacements()
+                && session.changes == self.changes()
+                && !session.quarantine.needs_reading(ttl, now);
+            match session.run {
                 _ if !is_current => return true,
-                Some(at) => return now >= at,
-                None => session.node.clone(),
+                // It has no epoch key.
+                None => return false,
+                Some(_) => session.node.clone(),
             }
         };
-        lock(&self.protocol().epochs).of(&node).needs_reading(ttl, now)
+        lock(&self.protocol().epochs).of(&node, now).needs_reading(ttl, now)
     }
 
     /// The run of the server, as this connection has read it.
@@ -89,6 +121,11 @@ impl Connection {
 
     fn replacements(&self) -> u64 {
         self.protocol().replacements.load(Ordering::Acquire)
+    }
+
+    /// See [`Session::changes`].
+    fn changes(&self) -> u64 {
+        self.protocol().node.as_ref().map_or(0, ClusterNode::changes)
     }
 
     /// Each connection reads the server before its next call.
@@ -117,6 +154,7 @@ impl Connection {
                 Err(error) => return Ok(Err(error)),
             },
         };
+        let changes = self.changes();
         let node = identity.as_ref().map(|identity| identity.id().to_owned()).unwrap_or_default();
         let mut write: Option<(String, String)> = None;
         // Terminates: a client whose write was refused reads what another one wrote, and every write contains what all
@@ -129,9 +167,8 @@ impl Connection {
                     // A replica; or a node that takes its first slot over, and may be asked for it. It has no locks of
                     // an earlier run.
                     None => {
-                        let (quarantine, run) = (Quarantine::none(Instant::now()), None);
-                        let again_at = Some(Instant::now() + AGAIN);
-                        *lock(self.session()) = Session { node, quarantine, run, replacements, again_at };
+                        *lock(self.session()) =
+                            Session { node, replacements, changes, is_unread: false, ..Session::unread() };
                         return Ok(Ok(()));
                     }
                 },
@@ -190,13 +227,15 @@ impl Connection {
             let key_read = server.state.key.clone();
             let (decision, run) = {
                 let mut epochs = lock(&shared.epochs);
-                if identity.as_ref().is_some_and(|it| server.state.has_foreign_key(|node| it.serves(node))) {
+                let run = server.state.run(epochs.of(&node, check.now).run());
+                let is_known = epochs.of(&node, check.now).run() == Some(&run.name);
+                let serves = |named: &str| identity.as_ref().is_some_and(|identity| identity.serves(named));
+                if identity.is_some() && server.state.has_foreign_key(is_known, serves) {
                     // Its ttls are those of leases that were moved with it, or may be.
                     epochs.receive(&format!("{} {key_read}", server.state.now.as_millis()), check.now);
                     server.state.key.clear();
                 }
                 let was_promoted = server.state.was_promoted();
-                let run = server.state.run(epochs.of(&node).run());
                 let reading = server.state.reading(&run);
                 (epochs.evaluate(&node, was_promoted, &reading, check), run)
             };
@@ -210,7 +249,7 @@ impl Connection {
         };
         let quarantine = Quarantine::new(grants, Instant::now(), crate::errors::BACKEND, self.address());
         let run = Some(Arc::new(run));
-        *lock(self.session()) = Session { node, quarantine, run, replacements, again_at: None };
+        *lock(self.session()) = Session { node, quarantine, run, replacements, changes, is_unread: false };
         Ok(Ok(()))
     }
 }

@@ -19,7 +19,7 @@ mod settings;
 mod slots;
 mod topology;
 
-pub(crate) use declared::{Declared, MoreKeys, Refusal};
+pub(crate) use declared::{DISAGREE, Declared, MoreKeys, Refusal};
 pub(crate) use node::ClusterNode;
 pub(crate) use nodes::Cluster;
 pub(crate) use redirection::Redirection;

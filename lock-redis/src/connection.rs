@@ -19,8 +19,8 @@ use crate::sentinel::Primary;
 use crate::shared::Shared;
 use crate::socket::{self, Driver};
 
-/// The queue length of the client crate, beyond which senders wait. Never reached, because waiting requests share
-/// calls.
+/// The queue length of the client crate, beyond which senders wait, within their bounds. Requests to a single server
+/// share calls and never reach it.
 const PIPELINE_BUFFER: usize = 1024;
 
 /// Whether a connection also receives pushes.
@@ -37,8 +37,8 @@ pub(crate) struct Connection<P: Protocol = Shared> {
     mux: MultiplexedConnection,
     health: Arc<Health>,
     session: Arc<P::Session>,
-    /// Held while a call reads the server.
-    reading: tokio::sync::Mutex<()>,
+    /// Held while a call reads the node. Has its last error, and the time of that.
+    reading: tokio::sync::Mutex<Option<(Instant, Error)>>,
     /// The address of the server, for errors and logs.
     address: String,
     /// The server, if Sentinels named it.
@@ -128,7 +128,7 @@ impl<P: Protocol> Connection<P> {
         &self.session
     }
 
-    pub(crate) fn reading(&self) -> &tokio::sync::Mutex<()> {
+    pub(crate) fn reading(&self) -> &tokio::sync::Mutex<Option<(Instant, Error)>> {
         &self.reading
     }
 

@@ -16,9 +16,9 @@ pub(crate) struct Epochs {
 
 impl Epochs {
     /// That of the node with this name; of a single server, it is empty.
-    pub(crate) fn of(&mut self, node: &str) -> &mut Epoch {
+    pub(crate) fn of(&mut self, node: &str, now: Instant) -> &mut Epoch {
         let epoch = self.of.entry(node.to_owned()).or_default();
-        epoch.learn(&self.ttls);
+        epoch.learn(&self.ttls, now);
         epoch
     }
 
@@ -40,10 +40,10 @@ impl Epochs {
         if was_promoted && has_locked_elsewhere && check.on_restart == OnRestart::QuarantineKnown {
             check.on_restart = OnRestart::Quarantine;
         }
-        let epoch = self.of(node);
+        let epoch = self.of(node, check.now);
         let decision = epoch.evaluate(reading, check);
         let epoch = epoch.clone();
-        self.ttls.learn(&epoch);
+        self.ttls.learn(&epoch, check.now);
         decision
     }
 }

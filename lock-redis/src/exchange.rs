@@ -99,7 +99,7 @@ pub(crate) async fn exchange(
     let first = requests.iter().find(|request| request.is_acquire());
     let options = first.and_then(Request::options);
     let ttl = options.map_or(Duration::ZERO, |options| options.ttl);
-    let quarantine = match connection.prepare(ttl, until).await {
+    let quarantine = match connection.prepare(ttl, declared, until).await {
         Ok(quarantine) => quarantine,
         Err(error) => match connection.unsent(error) {
             Ok(refusal) => return requests.iter().map(|_| Ok(refused(refusal.clone()))).collect(),

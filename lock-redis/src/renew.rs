@@ -28,7 +28,7 @@ pub(crate) async fn renew(
     let shared = connection.protocol();
     // One reading serves the whole batch: a ttl that other clients know of covers every shorter one.
     let longest = requests.iter().map(|request| request.ttl).max().unwrap_or_default();
-    let quarantine = match connection.prepare(longest, until).await {
+    let quarantine = match connection.prepare(longest, declared, until).await {
         Ok(quarantine) => quarantine,
         Err(error) => {
             let refusal = connection.unsent(error)?;

@@ -55,11 +55,12 @@ impl State {
         Run { name, process: self.id.clone(), former_history: self.former_history.clone() }
     }
 
-    /// Whether the key came with a slot that was moved to this node: it names another node that serves slots as well. A
-    /// node that has failed serves none, and one that replaces it has its key.
-    pub(crate) fn has_foreign_key(&self, serves: impl Fn(&str) -> bool) -> bool {
+    /// Whether the key came with a slot that was moved to this node: it names another node. That still serves slots, or
+    /// this client locks on this node already (`is_known`). Otherwise this node may have replaced the other one, and
+    /// the key is its own.
+    pub(crate) fn has_foreign_key(&self, is_known: bool, serves: impl Fn(&str) -> bool) -> bool {
         let named = self.key.split(' ').nth(1).and_then(|run| Some(run.split_once('/')?.0));
-        named.is_some_and(|named| named != self.node.trim_end_matches('/') && serves(named))
+        named.is_some_and(|named| named != self.node.trim_end_matches('/') && (is_known || serves(named)))
     }
 
     /// What follows if this is the run.
@@ -115,7 +116,11 @@ mod tests {
                 former_history: NEVER.to_owned(),
                 has_replicated: true,
             };
-            assert_eq!(state.has_foreign_key(|node| ["own", "other"].contains(&node)), is_foreign, "{key}");
+            let serves = |node: &str| ["own", "other"].contains(&node);
+            assert_eq!(state.has_foreign_key(false, serves), is_foreign, "{key}");
+            // The node that had the slot serves none any more.
+            let is_moved = is_foreign || key.contains("failed/");
+            assert_eq!(state.has_foreign_key(true, serves), is_moved, "{key}");
         }
     }
 

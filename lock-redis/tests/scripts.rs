@@ -150,8 +150,13 @@ async fn a_script_names_the_keys_that_it_lacks_and_has_changed_nothing() {
     // A holder needs no queue, whoever waits.
     assert_eq!(lacking(&declared(&server, 0, &renew, 0, &renewal(&token, 1, "''")).await), None);
     let sooner = "struct.pack('>I2I4c1', 1, 100, 'e')";
-    let dump =
-        async || [server.command(&["DUMP", "test:{job}"]).await, server.command(&["DUMP", "test:{job}:q"]).await];
+    let dump = async || {
+        let mut keys = Vec::new();
+        for command in [&["DUMP", "test:{job}"], &["DUMP", "test:{job}:q"], &["KEYS", "test:{job}:t:*"]] {
+            keys.push(server.command(command).await);
+        }
+        keys
+    };
     for (what, keys, script, acquires, more, lacks) in [
         ("another place", 0, &exchange, 1, owner(3), 1),
         ("the waiter", 0, &renew, 0, renewal(&place, 2, "''"), 1),

@@ -97,5 +97,5 @@ impl Refusal {
 
 pub(super) const MOVING: &str =
     "the cluster is moving the lock's slot to another node, and some of the lock's keys are not there yet";
-pub(super) const DISAGREE: &str = "the nodes of the cluster do not agree which of them serves the lock";
+pub(crate) const DISAGREE: &str = "the nodes of the cluster do not agree which of them serves the lock";
 pub(super) const DOWN: &str = "the cluster is down, or no node serves the lock: `redis-cli --cluster check` says why";

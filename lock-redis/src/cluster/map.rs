@@ -20,7 +20,7 @@ pub(super) struct Node {
 
 /// The nodes that serve the slots, as a client knows them. It may be old: a node that is asked for another's slot says
 /// so.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Map(Vec<Option<Arc<Node>>>);
 
 impl Map {
@@ -58,7 +58,7 @@ impl Map {
         self.0[usize::from(slot.number())].as_ref()
     }
 
-    /// Notes that a node serves a slot.
+    /// Notes that a node serves a slot, which another one has served so far.
     pub(super) fn moved(&mut self, slot: Slot, to: &Address) {
         let known = self.nodes().into_iter().find(|node| node.address == *to).cloned();
         let node = known.unwrap_or_else(|| Arc::new(Node { address: to.clone(), id: None }));
@@ -71,8 +71,8 @@ impl Map {
         let serves = |slot: Slot| {
             self.owner(slot).is_some_and(|node| is_own(node)) && but.iter().all(|tag| Slot::of(tag.as_bytes()) != slot)
         };
-        // Without this, all numbers would be tried.
-        self.nodes().into_iter().any(|node| is_own(node)).then(|| tag(serves))?
+        // Without this, all numbers would be tried for a node without such a slot.
+        (0..Slot::COUNT).filter_map(Slot::new).any(serves).then(|| tag(serves))?
     }
 
     /// The nodes that serve slots, each once.

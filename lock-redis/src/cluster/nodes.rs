@@ -18,7 +18,7 @@ use crate::endpoint::Endpoint;
 use crate::errors::not_connected;
 use crate::keys::Keys;
 use crate::manager::Inner;
-use crate::sentinel::Address;
+use crate::sentinel::{Address, half_until};
 use crate::server::Server;
 use crate::settings::{self, Settings};
 use crate::shared::Shared;
@@ -26,6 +26,10 @@ use crate::shared::Shared;
 /// A node that serves no slots any more is kept for this time, for the calls that use it, and because it may be given
 /// some again.
 const KEPT_FOR: Duration = Duration::from_secs(60);
+
+/// How often the nodes are asked beside the calls. Until then, two clients may keep the ttls of a node under different
+/// keys, if the slot of one of them was moved.
+const REFRESH: Duration = Duration::from_secs(10);
 
 /// The nodes are not asked again beside calls before this time has passed: many calls fail together.
 const SELDOM: Duration = Duration::from_millis(100);
@@ -77,8 +81,9 @@ impl Cluster {
             let it = Arc::downgrade(self);
             core.keeper_runtime().spawn(async move {
                 loop {
-                    sleep(KEPT_FOR / 4).await;
+                    sleep(REFRESH).await;
                     let Some(it) = it.upgrade() else { return };
+                    it.refresh_beside();
                     it.forget_former_nodes();
                 }
             });
@@ -126,7 +131,8 @@ impl Cluster {
     /// `Unavailable`, or the error of a node that cannot be used: no node that has replied knows the cluster.
     pub(crate) async fn refresh(&self, until: Instant) -> Result<()> {
         let before = self.topology.readings();
-        let Ok(_one) = timeout_at(until, self.asking.lock()).await else { return Err(Error::not_sent()) };
+        // The call that asks may belong to a runtime that is busy with something else, so the others do not wait for long.
+        let _one = timeout_at(half_until(until), self.asking.lock()).await;
         if self.topology.readings() != before && !self.topology.nodes().is_empty() {
             return Ok(());
         }

@@ -42,6 +42,8 @@ struct State {
     shown: HashMap<Address, HashSet<String>>,
     /// How often a whole map was read.
     readings: u64,
+    /// How often the map has changed.
+    changes: u64,
 }
 
 impl State {
@@ -90,14 +92,26 @@ impl Topology {
         if self.seeds.contains(at) {
             state.name(&view.id, at);
         }
+        if state.map.as_ref() != Some(&view.map) {
+            state.changes += 1;
+        }
         (state.map, state.epoch) = (Some(view.map.clone()), view.epoch);
     }
 
     /// A node says that another one serves this slot.
     pub(super) fn moved(&self, slot: Slot, to: &Address) {
-        if let Some(map) = &mut lock(&self.state).map {
+        let mut state = lock(&self.state);
+        if let Some(map) = &mut state.map
+            && map.owner(slot).is_none_or(|node| node.address != *to)
+        {
             Arc::make_mut(map).moved(slot, to);
+            state.changes += 1;
         }
+    }
+
+    /// How often the nodes that serve the slots have changed.
+    pub(super) fn changes(&self) -> u64 {
+        lock(&self.state).changes
     }
 
     /// Where the node is reached that serves this slot. `None`: it is not known.
@@ -153,6 +167,19 @@ mod tests {
         topology.learn(&view("b", 1, &["a", "b"]), &at("proxy"));
         topology.learn(&view("a", 1, &["a", "b"]), &at("proxy"));
         assert_eq!(reached(&topology), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_redirection_changes_one_slot() {
+        let (topology, slot) = (Topology::new(vec![at("a")]), Slot::of(b"{job}"));
+        topology.learn(&view("a", 1, &["a", "b"]), &at("a"));
+        let (owner, changes) = (topology.owner(slot).unwrap(), topology.changes());
+        topology.moved(slot, &owner);
+        topology.learn(&view("b", 1, &["a", "b"]), &at("b"));
+        assert_eq!(topology.changes(), changes, "nothing has changed");
+        topology.moved(slot, &at("c"));
+        assert_eq!((topology.owner(slot), topology.changes()), (Some(at("c")), changes + 1));
+        assert_eq!(topology.nodes().len(), 3);
     }
 
     #[test]

@@ -200,8 +200,9 @@ impl Epoch {
     }
 
     /// Adds the ttls that another one knows: the locks of one server may come to the other, as the nodes of a cluster.
-    pub fn learn(&mut self, other: &Self) {
-        self.in_use.add_all(&other.in_use);
+    pub fn learn(&mut self, other: &Self, now: Instant) {
+        self.in_use.end(now);
+        other.in_use.0.iter().filter(|it| it.1 > now).for_each(|&(ttl, until)| self.in_use.add(ttl, until));
     }
 
     /// Adds the ttls of a message, `<the server's clock in ms> <the epoch key>`. The message may be old, so it does not
@@ -209,6 +210,7 @@ impl Epoch {
     pub fn receive(&mut self, message: &str, now: Instant) {
         let Some((time, key)) = message.split_once(' ') else { return };
         if let (Ok(time), Ok(key)) = (time.parse(), Key::parse(key)) {
+            self.in_use.end(now);
             self.in_use.add_all(&key.ttls(Duration::from_millis(time), now));
         }
     }

@@ -117,7 +117,10 @@ fn a_script_that_cannot_do_with_fewer_keys_waits_for_all_of_them() {
     let begin = Instant::now();
     let mut route = Route::new(MoreKeys::RECORD, begin + BOUND);
     assert_eq!(sent(route.next(try_again(), begin).0), Some((Target::Owner, MoreKeys::RECORD, 5)));
-    let (next, _) = route.next(Outcome::NeedsKeys(MoreKeys::ALL), begin);
+    let lacks_all = || Outcome::NeedsKeys(MoreKeys::ALL);
+    assert_eq!(sent(route.next(lacks_all(), begin).0), Some((Target::Owner, MoreKeys::ALL, 10)));
+    // It has them now.
+    let (next, _) = route.next(lacks_all(), begin);
     assert_eq!(given_up(&next), Some(ErrorKind::Indeterminate));
 }
 
