@@ -139,7 +139,7 @@ const WEIGHTS: &[(&str, Weight)] = &[
     ("etcd_cluster", Weight { threads: 2, percent: ALONE }),
     ("redis_quorum", Weight { threads: 4, percent: ALONE }),
     ("redis_sentinel", Weight { threads: 4, percent: ALONE }),
-    ("redis_cluster", Weight { threads: 4, percent: ALONE }),
+    ("redis_cluster", Weight { threads: 6, percent: ALONE }),
     ("zk", Weight { threads: 4, percent: ALONE }),
     ("etcd", Weight { threads: 4, percent: ALONE }),
     ("mysql_for_update", Weight { threads: 6, percent: ALONE }),

@@ -13,13 +13,19 @@ const TTL: Duration = Duration::from_secs(4);
 /// attempts, and one call each.
 const RETRY: Duration = Duration::from_secs(3);
 
-/// The holder keeps its lease for this time, and nobody else gets the lock.
+/// How exactly clients and servers count the time of a quarantine.
+const EXACT: Duration = Duration::from_millis(50);
+
+/// The holder keeps its lease for this time, and nobody else gets the lock. By its end, the promoted node answers.
 async fn is_kept(guard: &LockGuard, other: &LockClient, time: Duration) {
-    let begin = Stopwatch::start();
+    let (begin, mut answers) = (Stopwatch::start(), 0);
     while begin.elapsed() < time {
         assert!(guard.is_held(), "the lease was lost {:?} after the failover", begin.elapsed());
         match other.lock(guard.name().as_str()).try_acquire().await {
-            Ok(granted) => assert!(granted.is_none(), "two holders"),
+            Ok(granted) => {
+                assert!(granted.is_none(), "two holders");
+                answers += 1;
+            }
             Err(error) => {
                 let kind = error.kind();
                 assert!(matches!(kind, ErrorKind::Unavailable | ErrorKind::Indeterminate), "{error:?}");
@@ -27,6 +33,13 @@ async fn is_kept(guard: &LockGuard, other: &LockClient, time: Duration) {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    assert!(answers > 0, "no attempt was answered");
+}
+
+/// Another client gets the lock that a failover has lost, as soon as no holder can believe in it any more.
+fn waited(promoted: Stopwatch) {
+    promoted.not_before(TTL - EXACT, "granted although the promoted node may lack a lease");
+    promoted.within(TTL + RETRY, "the lock is granted after the quarantine");
 }
 
 /// Both clients use the node, and know each other's ttl, before the case.
@@ -47,8 +60,10 @@ fn a_lease_outlives_a_failover() {
         // Long enough for a failover on a busy machine.
         let guard = ann.lock("kept").ttl(TTL * 2).acquire().await.expect("it is free");
         deployment.is_replicated(node).await;
-        deployment.fail(node).await;
+        let (promoted, _) = deployment.fail(node).await;
         is_kept(&guard, &bob, TTL * 3).await;
+        let record = Deployment::record(&deployment.cluster.nodes[promoted], "kept");
+        assert!(record.lease().is_some(), "the promoted node has the lease");
         guard.release().await.expect("a release");
         hold(&bob, "kept").await.release().await.expect("a release");
     });
@@ -62,7 +77,7 @@ fn a_grant_that_the_failover_loses_stays_with_its_holder() {
         let (.., node) = deployment.place("lost");
         deployment.cut_off(node).await;
         let guard = ann.lock("lost").ttl(TTL * 2).acquire().await.expect("it is free");
-        let promoted = deployment.fail(node).await;
+        let (promoted, _) = deployment.fail(node).await;
         is_kept(&guard, &bob, TTL * 2 + RETRY).await;
         let has_lease = || Deployment::record(&deployment.cluster.nodes[promoted], "lost").lease().is_some();
         assert!(has_lease(), "the promoted node has the lease");
@@ -82,9 +97,10 @@ fn a_lock_whose_holder_died_is_free_after_a_failover() {
         deployment.cut_off(node).await;
         let begin = Stopwatch::start();
         let token = dead.granted(&dead.claim(&name("dead")), TTL).await.token;
-        deployment.fail(node).await;
+        let (_, promoted) = deployment.fail(node).await;
         let next = hold(&bob, "dead").await;
         begin.not_before(TTL, "granted before the lease has ended");
+        waited(promoted);
         assert!(next.fencing_token() > token, "tokens rise");
     });
 }
@@ -102,37 +118,50 @@ fn a_promoted_node_without_the_epoch_key_waits() {
         deployment.cut_off(node).await;
         let begin = Stopwatch::start();
         dead.granted(&dead.claim(&name("unheard")), TTL).await;
-        deployment.fail(node).await;
+        let (_, promoted) = deployment.fail(node).await;
         let _next = hold(&bob, "unheard").await;
         begin.not_before(TTL, "granted before the lease has ended");
+        waited(promoted);
     });
 }
 
-/// A node is dead and has no replica. Locks of the other nodes work, and the error of its own names it.
+/// A node is dead or silent, and so is its replica. The locks of the other nodes are kept, also by a client that has
+/// leases on this one and renews them in vain. An attempt for a lock of this node fails in time.
 #[test]
 fn a_dead_node_concerns_its_own_locks_only() {
-    case(async |mut deployment| {
-        let ann = deployment.client(TTL).await;
-        let names: Vec<_> = (0..30).map(|number| format!("shard/{number}")).collect();
-        let is_own = |name: &&String| deployment.place(&encoded(name)).2 == 0;
-        let (mut own, others): (Vec<_>, Vec<_>) = names.iter().partition(is_own);
-        let mut guards = Vec::new();
-        for name in &others {
-            guards.push(hold(&ann, name).await);
-        }
-        let own = own.pop().expect("some lock is of this node");
-        hold(&ann, own).await.release().await.expect("a release");
-        deployment.kill_all_of(0).await;
-        let dead = Stopwatch::start();
-        while dead.elapsed() < TTL * 2 {
-            assert!(guards.iter().all(LockGuard::is_held), "a lock of another node was lost");
-            let begin = Stopwatch::start();
-            let error = ann.lock(own.as_str()).try_acquire().await.expect_err("its node is dead");
-            assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Indeterminate), "{error:?}");
-            begin.within(ann.capabilities().call_bound * 5 / 4, "an attempt has a bound");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    });
+    for is_silent in [false, true] {
+        case(async move |mut deployment| {
+            let ann = deployment.client(TTL).await;
+            let names: Vec<_> = (0..30).map(|number| format!("shard/{number}")).collect();
+            let is_own = |name: &&String| deployment.place(&encoded(name)).2 == 0;
+            let (mut own, others): (Vec<_>, Vec<_>) = names.iter().partition(is_own);
+            let mut guards = Vec::new();
+            for name in &others {
+                guards.push(hold(&ann, name).await);
+            }
+            let tried = own.pop().expect("some lock is of this node");
+            hold(&ann, tried).await.release().await.expect("a release");
+            let mut unreachable = Vec::new();
+            for name in own.iter().take(5) {
+                unreachable.push(hold(&ann, name).await);
+            }
+            assert_eq!(unreachable.len(), 5, "leases of this node");
+            if is_silent {
+                deployment.pause_all_of(0);
+            } else {
+                deployment.kill_all_of(0);
+            }
+            let dead = Stopwatch::start();
+            while dead.elapsed() < TTL * 2 {
+                assert!(guards.iter().all(LockGuard::is_held), "a lock of another node was lost");
+                let begin = Stopwatch::start();
+                let error = ann.lock(tried.as_str()).try_acquire().await.expect_err("its node is dead");
+                assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Indeterminate), "{error:?}");
+                begin.within(ann.capabilities().call_bound * 5 / 4, "an attempt has a bound");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+    }
 }
 
 /// A name as it is in a key.

@@ -1,5 +1,6 @@
 //! What a URL leads to, and administration across the nodes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::redis::{FencedScript, RedisBackend, ScriptCalls, read_only_acl, redis};
@@ -8,21 +9,25 @@ use leasehold_core::{ErrorKind, LockClient};
 use leasehold_test_servers::RedisSettings;
 
 use super::common::{SOON, hold};
-use super::deployment::{PREFIX, case, name, run};
+use super::deployment::{PATIENT, PREFIX, case, name, refused, run};
 
 const TTL: Duration = Duration::from_secs(10);
+
+/// The bound of a call that only has to succeed.
+const LONG: &str = "10s";
 
 /// A URL of a single server leads to a node, and a URL of a cluster to a single server: both errors name the right one.
 #[test]
 fn a_url_of_the_wrong_kind_names_the_right_one() {
     case(async |deployment| {
         for node in &deployment.cluster.nodes {
-            let error = RedisBackend::connect(&node.url()).await.expect_err("a node of a cluster");
+            let url = format!("{}/?timeout={LONG}", node.url());
+            let error = RedisBackend::connect(&url).await.expect_err("a node of a cluster");
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
             assert!(error.to_string().contains("`redis+cluster://`"), "{error}");
         }
         let plain = RedisSettings::new().start().unwrap_or_else(|error| panic!("{error}"));
-        let url = format!("redis+cluster://{}", plain.addr());
+        let url = format!("redis+cluster://{}/?timeout={LONG}", plain.addr());
         let error = RedisBackend::connect(&url).await.expect_err("no cluster");
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
         assert!(error.to_string().contains("`redis://`"), "{error}");
@@ -35,7 +40,7 @@ fn any_node_leads_to_the_others() {
     case(async |deployment| {
         let replica = deployment.cluster.nodes[5].addr();
         for (number, hosts) in [format!("{replica}"), format!("127.0.0.1:1,{replica}")].iter().enumerate() {
-            let url = format!("redis+cluster://{hosts}");
+            let url = format!("redis+cluster://{hosts}/?timeout={LONG}");
             let backend = RedisBackend::connect(&url).await.unwrap_or_else(|error| panic!("{error:?}"));
             let client = LockClient::builder(backend).wait(SOON).ttl(TTL).build().expect("a client");
             for lock in 0..20 {
@@ -49,12 +54,12 @@ fn any_node_leads_to_the_others() {
 #[test]
 fn administration_reaches_every_node() {
     case(async |mut deployment| {
-        let client = deployment.client(TTL).await;
+        let client = deployment.client_within(PATIENT, TTL).await;
         let mut guards = Vec::new();
         for lock in 0..30 {
             guards.push(hold(&client, &format!("list/{lock:02}")).await);
         }
-        let backend = RedisBackend::connect(&deployment.url("")).await.expect("a cluster");
+        let backend = deployment.backend(LONG).await;
         let admin: &dyn Admin = backend.admin().expect("it has one");
         let listing = admin.list("list/", 100).await.expect("a list");
         assert_eq!(listing.locks.len(), 30);
@@ -68,7 +73,7 @@ fn administration_reaches_every_node() {
         let checks = admin.examine().await.expect("it is examined");
         let server = checks.iter().find(|check| check.about == "server").expect("a check");
         assert_eq!(server.found.split("; ").count(), 3, "{server:?}");
-        deployment.kill_all_of(1).await;
+        deployment.kill_all_of(1);
         let checks = admin.examine().await.expect("it is examined");
         let dead = deployment.cluster.nodes[1].addr().to_string();
         assert!(checks.iter().any(|check| check.found.contains(&dead)), "{checks:?}");
@@ -85,9 +90,9 @@ fn a_reader_sees_who_holds() {
             user.extend(rules.split(' '));
             run(node, &user);
         }
-        let client = deployment.client(TTL).await;
+        let client = deployment.client_within(PATIENT, TTL).await;
         let guard = hold(&client, "seen").await;
-        let url = format!("redis+cluster://reader:pass-word@{}", deployment.cluster.nodes[0].addr());
+        let url = format!("redis+cluster://reader:pass-word@{}/?timeout={LONG}", deployment.cluster.nodes[0].addr());
         let reader = RedisBackend::connect(&url).await.unwrap_or_else(|error| panic!("{error:?}"));
         let seen = reader.admin().expect("it has one").inspect(guard.name()).await.expect("it is shown");
         assert_eq!(seen.expect("it is there").holders[0].token, guard.fencing_token());
@@ -98,7 +103,7 @@ fn a_reader_sees_who_holds() {
 #[test]
 fn a_fenced_script_that_fails_runs_once() {
     case(async |deployment| {
-        let backend = std::sync::Arc::new(RedisBackend::connect(&deployment.url("")).await.expect("a cluster"));
+        let backend = Arc::new(deployment.backend(PATIENT).await);
         let client = LockClient::builder(backend.clone()).wait(SOON).ttl(TTL).build().expect("a client");
         let guard = hold(&client, "account").await;
         let fence = backend.fence(&guard);
@@ -120,7 +125,7 @@ fn a_fenced_script_that_fails_runs_once() {
 #[test]
 fn a_fenced_write_follows_its_lock() {
     case(async |deployment| {
-        let backend = std::sync::Arc::new(RedisBackend::connect(&deployment.url("")).await.expect("a cluster"));
+        let backend = Arc::new(deployment.backend(PATIENT).await);
         let client = LockClient::builder(backend.clone()).wait(SOON).ttl(TTL).build().expect("a client");
         let guard = hold(&client, "account").await;
         let fence = backend.fence(&guard);
@@ -132,7 +137,8 @@ fn a_fenced_write_follows_its_lock() {
         cluster.begin_to_move(slot, from, to).expect("a slot");
         assert_eq!(fence.run(&pay_in, &keys, &["1"]).await.expect("no key has moved"), redis::Value::Int(21));
         cluster.move_key(key.as_bytes(), from, to).expect("the key is there");
-        let error = fence.run(&pay_in, &keys, &["1"]).await.expect_err("the keys are at two nodes");
+        // The keys are at two nodes.
+        let error = refused(async || fence.run(&pay_in, &keys, &["1"]).await).await;
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
         assert_eq!(run(&cluster.nodes[from], &["GET", &keys[0]]).text(), "21", "nothing was written");
         cluster.move_key(keys[0].as_bytes(), from, to).expect("the key is there");

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::{RedisServer, RedisSettings};
+use super::{RedisServer, RedisSettings, Reply};
 
 /// How long the nodes may take to agree.
 const BOUND: Duration = Duration::from_secs(30);
@@ -39,14 +39,15 @@ impl RedisCluster {
             let last = SLOTS * (number + 1) / primaries - 1;
             node.command(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()])?;
         }
-        let known = format!("cluster_known_nodes:{}\r", it.nodes.len());
-        it.all("know each other", |node| Ok(node.command(&["CLUSTER", "INFO"])?.text().contains(&known)))?;
+        it.know_each_other()?;
         for (replica, primary) in it.nodes[primaries..].iter().zip(&it.nodes) {
             let id = primary.command(&["CLUSTER", "MYID"])?.text();
             replica.command(&["CLUSTER", "REPLICATE", &id])?;
         }
+        let wanted = format!("cluster_state:ok cluster_slots_assigned:{SLOTS} cluster_size:{primaries}");
         it.all("serve", |node| {
-            let is_up = node.command(&["CLUSTER", "INFO"])?.text().contains("cluster_state:ok");
+            let info = node.command(&["CLUSTER", "INFO"])?.text();
+            let is_up = wanted.split(' ').all(|line| info.lines().any(|found| found == line));
             let role = node.command(&["INFO", "replication"])?.text();
             Ok(is_up && (role.contains("connected_slaves:1") || role.contains("master_link_status:up")))
         })?;
@@ -62,11 +63,8 @@ impl RedisCluster {
         let (ip, port, bus) = self.nodes[0].cluster_address();
         node.command(&["CLUSTER", "MEET", &ip, &port, &bus])?;
         self.nodes.push(node);
-        let known = format!("cluster_known_nodes:{}\r", self.nodes.len());
-        self.all("know each other", |node| {
-            let info = node.command(&["CLUSTER", "INFO"])?.text();
-            Ok(info.contains(&known) && info.contains("cluster_state:ok"))
-        })?;
+        self.know_each_other()?;
+        self.all("serve", |node| Ok(node.command(&["CLUSTER", "INFO"])?.text().contains("cluster_state:ok")))?;
         Ok(self.nodes.len() - 1)
     }
 
@@ -100,25 +98,56 @@ impl RedisCluster {
     /// # Errors
     /// Those of [`RedisServer::command`], also if there is no such key.
     pub fn move_key(&self, key: &[u8], from: usize, to: usize) -> io::Result<()> {
-        let (ip, port, _) = self.nodes[to].cluster_address();
-        let moved = self.nodes[from].command(&[b"MIGRATE", ip.as_bytes(), port.as_bytes(), key, b"0", b"5000"])?;
-        match moved.text() {
+        match self.migrate(key, from, to)? {
             text if text == "OK" => Ok(()),
             other => Err(io::Error::other(format!("no key is moved: {other}"))),
         }
     }
 
-    /// All nodes learn that the slot has moved. The source has no key of it any more.
+    /// Moves the keys that the source still has, such as the note about a withdrawn request. Then all nodes learn that
+    /// the slot has moved.
     ///
     /// # Errors
-    /// Those of [`RedisServer::command`].
+    /// Those of [`RedisServer::command`], also if the target has one of the keys already.
     pub fn end_the_move(&self, slot: u16, from: usize, to: usize) -> io::Result<()> {
+        let begin = Instant::now();
+        loop {
+            let left = self.nodes[from].command(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "100"])?.items();
+            if left.is_empty() {
+                break;
+            }
+            if begin.elapsed() > BOUND {
+                return Err(io::Error::other(format!("the source has keys of the slot after {BOUND:?}: {left:?}")));
+            }
+            for key in left {
+                if let Reply::Bytes(key) = key {
+                    // The reply is not `OK` for a key that has expired since. It is not listed again.
+                    self.migrate(&key, from, to)?;
+                }
+            }
+        }
         let target = self.id(to)?;
         let primaries = (0..self.primaries).filter(|node| ![from, to].contains(node));
         for node in [to, from].into_iter().chain(primaries) {
             self.nodes[node].command(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &target])?;
         }
         Ok(())
+    }
+
+    /// Returns what the source replies.
+    fn migrate(&self, key: &[u8], from: usize, to: usize) -> io::Result<String> {
+        let (ip, port, _) = self.nodes[to].cluster_address();
+        let moved = self.nodes[from].command(&[b"MIGRATE", ip.as_bytes(), port.as_bytes(), key, b"0", b"5000"])?;
+        Ok(moved.text())
+    }
+
+    /// Waits until each node knows all the others, and not only their addresses.
+    fn know_each_other(&self) -> io::Result<()> {
+        self.all("know each other", |node| {
+            let known = node.command(&["CLUSTER", "NODES"])?.text();
+            let lines: Vec<_> = known.lines().filter(|line| !line.is_empty()).collect();
+            Ok(lines.len() == self.nodes.len() && lines.iter().all(|line| !line.contains("handshake")))
+        })
     }
 
     fn id(&self, node: usize) -> io::Result<String> {
