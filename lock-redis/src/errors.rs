@@ -114,7 +114,8 @@ const NO_EVAL: &str = "the user may not run `EVAL`: `leasehold acl redis` prints
 
 const TOO_MANY_CLIENTS: &str = "max number of clients";
 
-pub(crate) const NO_CLUSTER: &str = "the server belongs to a Redis Cluster: use a `redis+cluster://` URL";
+pub(crate) const NO_CLUSTER: &str = "the server belongs to a Redis Cluster: use a `redis+cluster://` URL, or servers \
+                                     without `cluster-enabled`";
 
 const LACKS_COMMAND: &str = "the server does not know a required command, or its configuration renames or removes it \
                              (`rename-command`): Redis 6.2 or later is needed";
