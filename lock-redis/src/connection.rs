@@ -210,7 +210,14 @@ impl<P: Protocol> Connection<P> {
         let mut pipeline = redis::pipe();
         pipeline.cmd("ASKING").add_command(command);
         let mut mux = self.mux.clone();
-        let both = async { Ok(mux.send_packed_commands(&pipeline, 0, 2).await?.pop().unwrap_or(Value::Nil)) };
+        let both = async {
+            let mut replies = mux.send_packed_commands(&pipeline, 0, 2).await?;
+            Ok(match (replies.pop(), replies.pop()) {
+                // The command was refused because `ASKING` was: the user lacks a permission.
+                (Some(Value::ServerError(_)), Some(refused @ Value::ServerError(_))) => refused,
+                (reply, _) => reply.unwrap_or(Value::Nil),
+            })
+        };
         self.exchanged(both, until).await
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::redis::{FencedScript, RedisBackend, ScriptCalls, read_only_acl, redis};
+use leasehold::redis::{FencedScript, RedisBackend, ScriptCalls, acl, read_only_acl, redis};
 use leasehold_core::backend::{Admin, LockBackend};
 use leasehold_core::{ErrorKind, LockClient};
 use leasehold_test_servers::RedisSettings;
@@ -96,6 +96,35 @@ fn a_reader_sees_who_holds() {
         let reader = RedisBackend::connect(&url).await.unwrap_or_else(|error| panic!("{error:?}"));
         let seen = reader.admin().expect("it has one").inspect(guard.name()).await.expect("it is shown");
         assert_eq!(seen.expect("it is there").holders[0].token, guard.fencing_token());
+    });
+}
+
+/// A user of locks needs each command that only nodes of a cluster are sent.
+#[test]
+fn a_user_needs_the_permissions_of_a_cluster() {
+    case(async |deployment| {
+        let set = |rules: &str| {
+            let command = ["ACL", "SETUSER", "locks", "on", ">pass-word"].into_iter().chain(rules.split(' '));
+            let command: Vec<_> = command.collect();
+            deployment.cluster.nodes.iter().for_each(|node| drop(run(node, &command)));
+        };
+        set(&acl(PREFIX, ScriptCalls::Eval).expect("a prefix"));
+        // The other node is asked for a lock of this slot that has no record yet.
+        let (_, slot, from) = deployment.place("moved");
+        deployment.cluster.begin_to_move(slot, from, (from + 1) % 3).expect("a slot");
+        let url = format!("redis+cluster://locks:pass-word@{}/?timeout={LONG}", deployment.cluster.nodes[0].addr());
+        let works = async || {
+            let client = LockClient::builder(RedisBackend::connect(&url).await?).wait(SOON).ttl(TTL).build()?;
+            client.lock("moved").acquire().await?.release().await
+        };
+        works().await.expect("the permissions are enough");
+        for command in ["cluster|myid", "cluster|info", "cluster|slots", "asking"] {
+            set(&format!("-{command}"));
+            let error = works().await.expect_err(command);
+            assert_eq!(error.kind(), ErrorKind::Auth, "{command}: {error:?}");
+            assert!(!error.to_string().contains("pass-word"), "{error}");
+            set(&format!("+{command}"));
+        }
     });
 }
 
