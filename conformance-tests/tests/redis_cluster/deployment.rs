@@ -144,11 +144,22 @@ impl Deployment {
         run(&nodes[primary], &["CLIENT", "KILL", "TYPE", "replica"]);
     }
 
-    /// A primary dies, and the others promote its replica. They do not wait until its silence has lasted for
-    /// `cluster-node-timeout`: a busy machine may stop a node for longer. Returns the number of the replica, and a
-    /// stopwatch that was started just before it was promoted. The replica [is known](Self::is_replicated).
+    /// A primary dies, and its replica is [promoted](Self::promote).
     pub(super) async fn fail(&mut self, primary: usize) -> (usize, Stopwatch) {
         self.cluster.nodes[primary].kill().expect("it runs");
+        self.promote(primary).await
+    }
+
+    /// A primary is silent from now on, with its connections open, and its replica is [promoted](Self::promote).
+    pub(super) async fn fail_silently(&mut self, primary: usize) -> (usize, Stopwatch) {
+        self.cluster.nodes[primary].pause().expect("it runs");
+        self.promote(primary).await
+    }
+
+    /// The other nodes promote the replica of a primary that does not reply. They do not wait until its silence has
+    /// lasted for `cluster-node-timeout`: a busy machine may stop a node for longer. Returns the number of the replica,
+    /// and a stopwatch that was started just before it was promoted. The replica [is known](Self::is_replicated).
+    async fn promote(&self, primary: usize) -> (usize, Stopwatch) {
         let number = primary + 3;
         let replica = &self.cluster.nodes[number];
         let begin = Stopwatch::start();
@@ -169,8 +180,8 @@ impl Deployment {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         let is_up = |node: &RedisServer| run(node, &["CLUSTER", "INFO"]).text().contains("cluster_state:ok");
-        let running = || self.cluster.nodes.iter().filter(|node| node.is_running());
-        eventually("the others serve", || running().all(is_up)).await;
+        let others = || self.cluster.nodes.iter().enumerate().filter(|(number, _)| *number != primary);
+        eventually("the others serve", || others().all(|(_, node)| is_up(node))).await;
         (number, promoted)
     }
 

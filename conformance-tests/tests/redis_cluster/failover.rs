@@ -69,6 +69,26 @@ fn a_lease_outlives_a_failover() {
     });
 }
 
+/// The former primary was only paused. It goes on as a replica, and no client believes what it says.
+#[test]
+fn a_lease_outlives_a_failover_from_a_paused_node() {
+    case(async |mut deployment| {
+        let (ann, bob) = ann_and_bob(&deployment, "paused").await;
+        let (.., node) = deployment.place("paused");
+        let guard = ann.lock("paused").ttl(TTL * 2).acquire().await.expect("it is free");
+        deployment.is_replicated(node).await;
+        let (promoted, _) = deployment.fail_silently(node).await;
+        is_kept(&guard, &bob, TTL * 3).await;
+        deployment.cluster.nodes[node].resume().expect("it was paused");
+        is_kept(&guard, &bob, TTL * 2).await;
+        let record = Deployment::record(&deployment.cluster.nodes[promoted], "paused");
+        assert!(record.lease().is_some(), "the promoted node has the lease");
+        let token = guard.fencing_token();
+        guard.release().await.expect("a release");
+        assert!(hold(&bob, "paused").await.fencing_token() > token, "tokens rise");
+    });
+}
+
 /// The failover follows a grant that the replica has not received. Its holder puts the lease back.
 #[test]
 fn a_grant_that_the_failover_loses_stays_with_its_holder() {
