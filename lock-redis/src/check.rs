@@ -9,7 +9,7 @@ use leasehold_core::backend::kit::restart::{CheckContext, Decision, Quarantine, 
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::time::{Instant, timeout_at};
 
-use crate::cluster::{ClusterNode, DISAGREE, Declared, Redirection, Refusal};
+use crate::cluster::{DISAGREE, Declared, Redirection, Refusal};
 use crate::connection::{Connection, script_call};
 use crate::endpoint::check_requirements;
 use crate::errors::{Failure, NO_CLUSTER, not_connected, refused};
@@ -26,8 +26,8 @@ pub(crate) struct Session {
     run: Option<Arc<Run>>,
     /// [`Shared::replacements`](crate::shared::Shared::replacements) just before the reading.
     replacements: u64,
-    /// [`ClusterNode::changes`](crate::cluster::ClusterNode::changes) just before the epoch key was read: another slot
-    /// may have the node's key since.
+    /// How often the nodes that serve the slots had changed just before the epoch key was read: the node may have its
+    /// key in another slot since.
     changes: u64,
     /// Nothing was read that counts for the next call.
     is_unread: bool,
@@ -97,21 +97,14 @@ impl Connection {
 
     /// Whether the server has to be read before a call with this ttl.
     fn must_be_read(&self, ttl: Duration) -> bool {
-        let now = Instant::now();
-        let node = {
-            let session = lock(self.session());
-            let is_current = !session.is_unread
-                && session.replacements == self.replacements()
-                && session.changes == self.changes()
-                && !session.quarantine.needs_reading(ttl, now);
-            match session.run {
-                _ if !is_current => return true,
-                // It has no epoch key.
-                None => return false,
-                Some(_) => session.node.clone(),
-            }
-        };
-        lock(&self.protocol().epochs).of(&node, now).needs_reading(ttl, now)
+        let (now, session) = (Instant::now(), lock(self.session()));
+        let is_current = !session.is_unread
+            && session.replacements == self.replacements()
+            && session.changes == self.changes()
+            && !session.quarantine.needs_reading(ttl, now);
+        // A node without a run has no epoch key.
+        let has_key = session.run.is_some();
+        !is_current || has_key && lock(&self.protocol().epochs).needs_reading(&session.node, ttl, now)
     }
 
     /// The run of the server, as this connection has read it.
@@ -125,7 +118,7 @@ impl Connection {
 
     /// See [`Session::changes`].
     fn changes(&self) -> u64 {
-        self.protocol().node.as_ref().map_or(0, ClusterNode::changes)
+        self.protocol().node.as_ref().map_or(0, |node| node.topology.changes())
     }
 
     /// Each connection reads the server before its next call.
@@ -227,8 +220,9 @@ impl Connection {
             let key_read = server.state.key.clone();
             let (decision, run) = {
                 let mut epochs = lock(&shared.epochs);
-                let run = server.state.run(epochs.of(&node, check.now).run());
-                let is_known = epochs.of(&node, check.now).run() == Some(&run.name);
+                let known = epochs.run(&node);
+                let run = server.state.run(known);
+                let is_known = known == Some(&run.name);
                 let serves = |named: &str| identity.as_ref().is_some_and(|identity| identity.serves(named));
                 if identity.is_some() && server.state.has_foreign_key(is_known, serves) {
                     // Its ttls are those of leases that were moved with it, or may be.

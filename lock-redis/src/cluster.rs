@@ -1,5 +1,4 @@
-//! Locks on a Redis Cluster: which node serves a lock, and what follows from a reply that says otherwise. Uses neither
-//! clock nor network.
+//! Locks on a Redis Cluster: which node serves a lock, and what follows from a reply that says otherwise.
 //!
 //! The keys of a lock share a hash tag, and so a slot. One primary serves a slot. While a slot is moved to another node,
 //! its keys are moved one by one: each of the two nodes refuses a request unless it has all keys that the request

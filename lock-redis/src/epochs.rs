@@ -1,6 +1,7 @@
 //! What a client knows of the runs of its server, or of each node of its cluster, and of the ttls in use.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use leasehold_core::backend::kit::restart::{CheckContext, Decision, Epoch, OnRestart, Reading, UnknownFormat};
 use tokio::time::Instant;
@@ -15,11 +16,14 @@ pub(crate) struct Epochs {
 }
 
 impl Epochs {
-    /// That of the node with this name; of a single server, it is empty.
-    pub(crate) fn of(&mut self, node: &str, now: Instant) -> &mut Epoch {
-        let epoch = self.of.entry(node.to_owned()).or_default();
-        epoch.learn(&self.ttls, now);
-        epoch
+    /// As [`Epoch::run`], for the node with this name; that of a single server is empty.
+    pub(crate) fn run(&self, node: &str) -> Option<&str> {
+        self.of.get(node)?.run()
+    }
+
+    /// As [`Epoch::needs_reading`].
+    pub(crate) fn needs_reading(&self, node: &str, ttl: Duration, now: Instant) -> bool {
+        self.of.get(node).map_or(!ttl.is_zero(), |epoch| epoch.needs_reading(ttl, now))
     }
 
     /// As [`Epoch::receive`]: the nodes of a cluster forward each other's messages.
@@ -40,18 +44,16 @@ impl Epochs {
         if was_promoted && has_locked_elsewhere && check.on_restart == OnRestart::QuarantineKnown {
             check.on_restart = OnRestart::Quarantine;
         }
-        let epoch = self.of(node, check.now);
+        let epoch = self.of.entry(node.to_owned()).or_default();
+        epoch.learn(&self.ttls, check.now);
         let decision = epoch.evaluate(reading, check);
-        let epoch = epoch.clone();
-        self.ttls.learn(&epoch, check.now);
+        self.ttls.learn(epoch, check.now);
         decision
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use leasehold_core::backend::kit::restart::Grants;
 
     use super::*;

@@ -124,20 +124,14 @@ fn of_info(info: &Info) -> Vec<Check> {
         ),
         (role, _) => (role.to_owned(), error("a replica cannot be written to: use the address of its primary")),
     };
-    let cluster = match number("cluster_enabled") {
-        0 => None,
-        _ => Some(Check::new("cluster", "on", CheckStatus::Ok)),
-    };
     let version = format!("{}, up for {} s", field("redis_version"), number("uptime_in_seconds"));
-    let mut checks = vec![
+    vec![
         Check::new("server", version, CheckStatus::Ok),
         Check::new("eviction", field("maxmemory_policy"), eviction),
         Check::new("memory", memory, room),
         Check::new("persistence", kept, persistence),
         Check::new("replication", role, replication),
-    ];
-    checks.extend(cluster);
-    checks
+    ]
 }
 
 /// Compares the server's clock with the client's, between the sending of the request and its reply.
@@ -200,7 +194,7 @@ mod tests {
     use super::*;
 
     const FIT: &str = "# Server\r\nredis_version:7.0.15\r\nuptime_in_seconds:7\r\nused_memory:2048\r\nmaxmemory:0\r\n\
-        maxmemory_policy:noeviction\r\naof_enabled:1\r\nrole:master\r\nconnected_slaves:0\r\ncluster_enabled:0\r\n";
+        maxmemory_policy:noeviction\r\naof_enabled:1\r\nrole:master\r\nconnected_slaves:0\r\n";
 
     fn status(checks: &[Check], about: &str) -> &'static str {
         match checks.iter().find(|check| check.about == about).map(|check| &check.status) {
@@ -224,7 +218,6 @@ mod tests {
             ("connected_slaves:0", "connected_slaves:2", "replication", "warning"),
             ("role:master", "role:slave", "replication", "error"),
             ("role:master", "role:master\r\nmin_slaves_good_slaves:0", "replication", "error"),
-            ("cluster_enabled:0", "cluster_enabled:1", "cluster", "ok"),
         ] {
             assert_eq!(status(&of_info(&Info::of(&FIT.replace(from, to))), about), expected, "{from} to {to}");
         }

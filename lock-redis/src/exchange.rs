@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold_core::Result;
 use leasehold_core::backend::kit::restart::quarantined;
 use leasehold_core::backend::{Claim, Stamp};
-use leasehold_core::{Error, Result};
 use tokio::time::Instant;
 
 use crate::cluster::{Declared, Refusal};
@@ -95,16 +95,13 @@ pub(crate) async fn exchange(
     until: Instant,
 ) -> Vec<Result<Reply>> {
     let shared = connection.protocol();
-    let all = |error: Error| requests.iter().map(|_| Err(error.clone())).collect();
+    let all = |why: Result<Refusal>| requests.iter().map(|_| why.clone().map(refused)).collect();
     let first = requests.iter().find(|request| request.is_acquire());
     let options = first.and_then(Request::options);
     let ttl = options.map_or(Duration::ZERO, |options| options.ttl);
     let quarantine = match connection.prepare(ttl, declared, until).await {
         Ok(quarantine) => quarantine,
-        Err(error) => match connection.unsent(error) {
-            Ok(refusal) => return requests.iter().map(|_| Ok(refused(refusal.clone()))).collect(),
-            Err(error) => return all(error),
-        },
+        Err(error) => return all(connection.unsent(error)),
     };
     let run = connection.run_read();
     let mut barred = quarantine.map(|wait| quarantined(connection.address(), wait));
@@ -145,13 +142,13 @@ pub(crate) async fn exchange(
         }
         stamp = match shared.core() {
             Ok(core) => core.stamp(),
-            Err(error) => return all(error),
+            Err(error) => return all(Err(error)),
         };
         let value = connection.run_declared(&shared.scripts.exchange, &command, declared, until).await;
         match connection.refusals(value) {
             Ok(Ok(value)) => replies_by_lock = replies::per_lock(value, count).unwrap_or_default(),
-            Ok(Err(refusal)) => return requests.iter().map(|_| Ok(refused(refusal.clone()))).collect(),
-            Err(error) => return all(error),
+            Ok(Err(refusal)) => return all(Ok(refusal)),
+            Err(error) => return all(Err(error)),
         }
     }
     // The replies are in the order of the call, acquires first. They are returned in the order of `requests`.

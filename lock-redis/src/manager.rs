@@ -115,7 +115,7 @@ impl<P: Protocol> Inner<P> {
         };
         if let Some(connection) = connection {
             if connection.is_idle() {
-                self.protocol.is_idle();
+                self.protocol.note_idle();
                 connection.test(until).await;
             }
             if !connection.is_closed() {

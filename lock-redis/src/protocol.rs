@@ -28,7 +28,7 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     fn attachment(&self) -> &Attachment;
 
     /// A connection was not used for a while, and is tested before it is used again.
-    fn is_idle(&self) {}
+    fn note_idle(&self) {}
 
     /// For a connection that is not checked yet.
     fn session(&self) -> Self::Session;

@@ -26,14 +26,12 @@ pub(crate) async fn renew(
     until: Instant,
 ) -> Result<Vec<Result<RenewReply, Refusal>>> {
     let shared = connection.protocol();
+    let all = |refusal: Refusal| Ok(requests.iter().map(|_| Err(refusal.clone())).collect());
     // One reading serves the whole batch: a ttl that other clients know of covers every shorter one.
     let longest = requests.iter().map(|request| request.ttl).max().unwrap_or_default();
     let quarantine = match connection.prepare(longest, declared, until).await {
         Ok(quarantine) => quarantine,
-        Err(error) => {
-            let refusal = connection.unsent(error)?;
-            return Ok(requests.iter().map(|_| Err(refusal.clone())).collect());
-        }
+        Err(error) => return all(connection.unsent(error)?),
     };
     let mut command = script_call(&shared.scripts.renew, declared.count(requests.len()));
     for request in requests {
@@ -71,7 +69,7 @@ pub(crate) async fn renew(
     };
     let value = match connection.refusals(value)? {
         Ok(value) => value,
-        Err(refusal) => return Ok(requests.iter().map(|_| Err(refusal.clone())).collect()),
+        Err(refusal) => return all(refusal),
     };
     let (time, renewals) = replies::renewed(value, requests.len()).ok_or(Failure::UnexpectedReply)?;
     shared.server_clock.observe(time, sent, core.stamp());

@@ -46,9 +46,7 @@ impl Script {
             ScriptCalls::Functions => Self { command: "FCALL", id: function(name), source },
         }
     }
-}
 
-impl Script {
     pub(crate) fn is_function(&self) -> bool {
         self.command == "FCALL"
     }

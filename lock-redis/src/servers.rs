@@ -97,7 +97,7 @@ impl Servers {
         match self {
             Self::One(server) => {
                 let connection = server.manager()?.connection(until).await?;
-                send(connection, Declared::Records).await?.map_err(|_| Failure::UnexpectedReply.into())
+                send(connection, Declared::Records).await?.map_err(Refusal::error)
             }
             Self::Cluster(cluster) => cluster.call(record, keys, until, send).await,
         }
@@ -130,8 +130,7 @@ impl Servers {
     pub(crate) async fn renew(&self, requests: &[RenewRequest], replies: &RenewReplies) {
         let until = self.until();
         let all = |replied: Vec<Result<RenewReply, Refusal>>| -> Vec<RenewReply> {
-            let unexpected = |_| RenewReply::Unknown(Failure::UnexpectedReply.into());
-            replied.into_iter().map(|reply| reply.unwrap_or_else(unexpected)).collect()
+            replied.into_iter().map(|reply| reply.unwrap_or_else(|why| RenewReply::Unknown(why.error()))).collect()
         };
         let cluster = match self {
             Self::One(server) => {

@@ -147,7 +147,7 @@ fn read_address(text: &str) -> Result<(redis::Client, TlsFiles, Settings)> {
     Ok((client_of(url, &tls)?, tls, settings))
 }
 
-/// Takes the parameters that a single server and a quorum have in common.
+/// Takes the parameters that all kinds of servers have in common.
 pub(crate) fn take_settings(url: &mut StoreUrl) -> Result<Settings> {
     let CommonSettings { timeout, retention } = CommonSettings::take(url)?;
     let mut settings = Settings { timeout, retention, ..Settings::default() };
@@ -193,7 +193,7 @@ pub(crate) fn client_of_host((host, port): &(String, u16), login: &Login<'_>, tl
     client_of(one, tls)
 }
 
-/// The same client with another address, which the server of the Sentinels has now.
+/// The same client with another address, which Sentinels or other nodes name.
 pub(crate) fn moved(client: &redis::Client, to: &Address) -> Result<redis::Client> {
     let info = client.get_connection_info();
     let (host, port) = (to.host.clone(), to.port);

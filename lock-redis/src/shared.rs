@@ -38,13 +38,14 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(endpoint: Endpoint, settings: Settings) -> Self {
-        Self::of(endpoint, settings, rand::random(), None)
+        let keys = Keys::new(&settings.prefix, rand::random());
+        Self::of(endpoint, settings, keys, None)
     }
 
-    /// The nodes of a cluster have one `client_id` in common: a place may be granted by another node than the one that
+    /// The nodes of a cluster have the client's channel in common: a place may be granted by another node than the one that
     /// gave it, and each node forwards messages to all.
-    pub(crate) fn of(endpoint: Endpoint, settings: Settings, client_id: u64, node: Option<ClusterNode>) -> Self {
-        let (endpoint, keys) = (Arc::new(endpoint), Keys::new(&settings.prefix, client_id));
+    pub(crate) fn of(endpoint: Endpoint, settings: Settings, keys: Keys, node: Option<ClusterNode>) -> Self {
+        let endpoint = Arc::new(endpoint);
         let replicas = |enough| Arc::new(Replicas::new(endpoint.clone(), keys.replicas_channel(), enough));
         Self {
             replicas: settings.min_replicas.map(replicas),

@@ -36,7 +36,7 @@ impl Protocol for Shared {
     }
 
     /// In a cluster a node may be demoted and promoted again meanwhile, without an operator and on an open connection.
-    fn is_idle(&self) {
+    fn note_idle(&self) {
         if self.node.is_some() {
             self.note_replacement();
         }

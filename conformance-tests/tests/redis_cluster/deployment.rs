@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold::redis::RedisBackend;
 use leasehold_conformance::{Direct, Record};
-use leasehold_core::{Error, ErrorKind, LockClient, LockName, Result};
+use leasehold_core::{Error, ErrorKind, LockClient, LockGuard, LockName, Result};
 use leasehold_test_servers::{RedisCluster, RedisServer, RedisSettings, Reply};
 
 use super::common::{SOON, Stopwatch, eventually};
@@ -74,6 +74,15 @@ pub(super) async fn refused<T: Debug>(mut call: impl AsyncFnMut() -> Result<T>) 
             return error;
         }
         begin.within(SOON, "a reply comes in time");
+    }
+}
+
+/// Longer than a lease lasts without its renewals.
+pub(super) async fn outlasts(guard: &LockGuard, ttl: Duration, what: &str) {
+    let begin = Stopwatch::start();
+    while begin.elapsed() < ttl * 5 / 4 {
+        assert!(guard.is_held(), "lost {:?} after this: {what}", begin.elapsed());
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_core::{ErrorKind, LockClient, LockGuard};
 
 use super::common::{SOON, Stopwatch, hold};
-use super::deployment::{Deployment, case, run, settings};
+use super::deployment::{Deployment, case, outlasts, run, settings};
 
 const TTL: Duration = Duration::from_secs(4);
 
@@ -74,21 +74,13 @@ fn a_lock_outlasts_the_move_to_a_node_without_slots() {
         let cluster = &deployment.cluster;
         let guard = hold(&ann, "moved").await;
         let never = async |what: &str| {
-            let begin = Stopwatch::start();
-            while begin.elapsed() < TTL * 3 / 2 {
-                assert!(guard.is_held(), "lost {:?} after this: {what}", begin.elapsed());
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
+            outlasts(&guard, TTL, what).await;
             assert!(attempt(&bob, "moved").await.is_none(), "two holders: {what}");
         };
         cluster.begin_to_move(slot, from, to).expect("a slot");
         never("the slot is being moved").await;
         cluster.move_key(key.as_bytes(), from, to).expect("the key is there");
-        let begin = Stopwatch::start();
-        while begin.elapsed() < TTL * 3 / 2 {
-            assert!(guard.is_held(), "lost {:?} after the record has moved", begin.elapsed());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        outlasts(&guard, TTL, "the record has moved").await;
         cluster.end_the_move(slot, from, to).expect("a slot");
         never("the slot has moved").await;
         assert!(Deployment::record(&cluster.nodes[to], "moved").lease().is_some(), "the new node has the lease");

@@ -2,22 +2,13 @@
 
 use std::time::Duration;
 
+use leasehold_core::ErrorKind;
 use leasehold_core::backend::{AcquireOutcome, Delivery, PlaceNumber, RenewReply, RenewRequest};
-use leasehold_core::{ErrorKind, LockGuard};
 
 use super::common::{SOON, Stopwatch, eventually, hold};
-use super::deployment::{Deployment, PATIENT, case, has_lease, name, refused, run};
+use super::deployment::{Deployment, PATIENT, case, has_lease, name, outlasts, refused, run};
 
 const TTL: Duration = Duration::from_secs(4);
-
-/// Longer than a lease lasts without its renewals.
-async fn outlasts(guard: &LockGuard, what: &str) {
-    let begin = Stopwatch::start();
-    while begin.elapsed() < TTL * 5 / 4 {
-        assert!(guard.is_held(), "lost {:?} after this: {what}", begin.elapsed());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
 
 /// A lock is held and awaited while its slot is moved. Its holder keeps it, nobody else gets it, and its waiter gets it
 /// when it is released.
@@ -45,7 +36,7 @@ fn outlast_a_move(queue_first: bool) {
         eventually("the waiter has a place", || Deployment::record(&cluster.nodes[from], "job").waiters == Some(1))
             .await;
         let never = async |what: &str| {
-            outlasts(&guard, what).await;
+            outlasts(&guard, TTL, what).await;
             match eve.lock("job").try_acquire().await {
                 Ok(granted) => assert!(granted.is_none(), "two holders after this: {what}"),
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}"),
@@ -82,8 +73,8 @@ fn a_holder_outlasts_a_move_that_is_abandoned() {
         let (_, slot, from) = deployment.place("kept");
         let guard = hold(&ann, "kept").await;
         deployment.cluster.begin_to_move(slot, from, (from + 1) % 3).expect("a slot");
-        outlasts(&guard, "a move was begun").await;
-        outlasts(&guard, "a move was begun").await;
+        outlasts(&guard, TTL, "a move was begun").await;
+        outlasts(&guard, TTL, "a move was begun").await;
         guard.release().await.expect("a release");
         hold(&ann, "kept").await.release().await.expect("a release");
     });

@@ -58,11 +58,6 @@ impl ClusterNode {
         Self { address, topology }
     }
 
-    /// How often the client has learnt that another node serves a slot.
-    pub(crate) fn changes(&self) -> u64 {
-        self.topology.changes()
-    }
-
     /// Asks the node who it is, and which node serves which slot. The outer error is that of the connection, the inner
     /// one that of the node.
     pub(crate) async fn identify(&self, connection: &Connection, until: Instant) -> Result<Result<Identity>, Failure> {

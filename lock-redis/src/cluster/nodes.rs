@@ -41,7 +41,6 @@ pub(crate) struct Cluster {
     /// Has the user and the TLS of every node, and the address of one.
     client: redis::Client,
     tls: TlsFiles,
-    client_id: u64,
     core: Attachment,
     /// With the time when a node was last used.
     servers: Mutex<HashMap<Address, (Arc<Server>, Instant)>>,
@@ -61,14 +60,12 @@ impl fmt::Display for Cluster {
 
 impl Cluster {
     pub(super) fn new(seeds: Vec<Address>, client: redis::Client, tls: TlsFiles, settings: Settings) -> Arc<Self> {
-        let client_id = rand::random();
         Arc::new(Self {
-            keys: Keys::new(&settings.prefix, client_id),
+            keys: Keys::new(&settings.prefix, rand::random()),
             settings,
             topology: Arc::new(Topology::new(seeds)),
             client,
             tls,
-            client_id,
             core: Attachment::new(),
             servers: Mutex::default(),
             asking: tokio::sync::Mutex::default(),
@@ -103,7 +100,7 @@ impl Cluster {
         let client = settings::moved(&self.client, at)?;
         let endpoint = Endpoint::new(&client, self.tls.clone(), timeout, connect_timeout)?;
         let node = ClusterNode::new(at.clone(), self.topology.clone());
-        let server = Arc::new(Server::new(Shared::of(endpoint, self.settings.clone(), self.client_id, Some(node))));
+        let server = Arc::new(Server::new(Shared::of(endpoint, self.settings.clone(), self.keys.clone(), Some(node))));
         if let Some(core) = self.core.get() {
             server.attach(core.clone());
         }

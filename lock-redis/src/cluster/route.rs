@@ -2,14 +2,14 @@
 //!
 //! A request is sent again only while each node that had it has said that it did nothing. Once a node is silent, nothing
 //! is sent any more, because the silent node may act on it later. All of this happens within the bound of one call, with
-//! time left for the last reply.
+//! time left for the last reply. Uses neither clock nor network.
 
 use std::time::Duration;
 
 use leasehold_core::{Error, ErrorKind};
 use tokio::time::Instant;
 
-use super::declared::{DISAGREE, DOWN, MOVING, MoreKeys};
+use super::declared::{DISAGREE, DOWN, MOVING, MoreKeys, Refusal};
 use super::redirection::Redirection;
 use crate::errors::Failure;
 use crate::sentinel::Address;
@@ -56,18 +56,6 @@ pub(super) enum Refresh {
     First,
 }
 
-/// What has become of a request that was to be sent.
-#[derive(Debug)]
-pub(super) enum Outcome {
-    Redirected(Redirection),
-    /// The script needs these keys beside the record, which it did not use without them. It changed nothing.
-    NeedsKeys(MoreKeys),
-    /// It was not sent: there is no connection to the node, or no node.
-    NotSent(Error),
-    /// There is no reply.
-    Silent(Error),
-}
-
 /// One request on its way.
 #[derive(Debug)]
 pub(super) struct Route {
@@ -87,29 +75,28 @@ impl Route {
         Self { last, keys, sent_elsewhere: 0, pauses: 0, has_refreshed: false }
     }
 
-    /// What follows from the outcome of the last sending.
-    pub(super) fn next(&mut self, outcome: Outcome, now: Instant) -> (Next, Refresh) {
-        match outcome {
-            Outcome::Redirected(Redirection::Moved(_, to)) => {
+    /// What follows when the last node did nothing.
+    pub(super) fn next(&mut self, refusal: Refusal, now: Instant) -> (Next, Refresh) {
+        match refusal {
+            Refusal::Redirected(Redirection::Moved(_, to)) => {
                 (self.elsewhere(Target::Node(to), now, DISAGREE), Refresh::Beside)
             }
             // Only this request goes there: others of the slot have to be sent to the owner until the slot has moved.
-            Outcome::Redirected(Redirection::Ask(_, to)) => {
-                (self.elsewhere(Target::Taker(to), now, DISAGREE), Refresh::No)
+            Refusal::Redirected(Redirection::Ask(_, to)) => {
+                (self.elsewhere(Target::Taker(to), now, MOVING), Refresh::No)
             }
-            Outcome::Redirected(Redirection::TryAgain) => (self.with_fewer_keys(now), Refresh::No),
+            Refusal::Redirected(Redirection::TryAgain) => (self.with_fewer_keys(now), Refresh::No),
             // Another node may know that a replica was promoted. Otherwise it lasts longer than most calls.
-            Outcome::Redirected(Redirection::Down) => self.looked_up(Error::new(ErrorKind::Unavailable, DOWN), now),
-            Outcome::NeedsKeys(keys) if self.keys.contains(keys) => {
+            Refusal::Redirected(Redirection::Down) => self.looked_up(Error::new(ErrorKind::Unavailable, DOWN), now),
+            Refusal::NeedsKeys(keys) if self.keys.contains(keys) => {
                 (Next::GiveUp(Failure::UnexpectedReply.into()), Refresh::No)
             }
-            Outcome::NeedsKeys(keys) => {
+            Refusal::NeedsKeys(keys) => {
                 self.keys = keys;
                 (self.after_a_pause(Target::Owner, now, MOVING), Refresh::No)
             }
             // The node may have failed, and another one may have taken its place.
-            Outcome::NotSent(error) => self.looked_up(error, now),
-            Outcome::Silent(error) => (Next::GiveUp(error), Refresh::Beside),
+            Refusal::NotSent(error) => self.looked_up(error, now),
         }
     }
 

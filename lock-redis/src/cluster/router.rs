@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use super::declared::{Declared, MoreKeys, Refusal};
 use super::nodes::Cluster;
 use super::redirection::Redirection;
-use super::route::{Next, Outcome, Refresh, Route, Target};
+use super::route::{Next, Refresh, Route, Target};
 use super::slots::Slot;
 use crate::connection::Connection;
 use crate::sentinel::{Address, half_until};
@@ -42,28 +42,29 @@ impl Cluster {
                 Some(at) => error.at(&at.to_string()),
                 None => error,
             };
-            let outcome = match self.connection(at.as_ref(), until).await {
-                Err(error) if error.kind() == ErrorKind::Unavailable => Outcome::NotSent(named(error)),
+            let refusal = match self.connection(at.as_ref(), until).await {
+                Err(error) if error.kind() == ErrorKind::Unavailable => Refusal::NotSent(error),
                 Err(error) => return Err(named(error)),
                 Ok(connection) => {
                     let declared = Declared::OneLock { keys, is_asking: matches!(to, Target::Taker(_)) };
                     match send(connection, declared).await {
                         Ok(Ok(done)) => return Ok(done),
-                        Ok(Err(Refusal::NotSent(error))) => Outcome::NotSent(named(error)),
-                        Ok(Err(Refusal::NeedsKeys(keys))) => Outcome::NeedsKeys(keys),
-                        Ok(Err(Refusal::Redirected(redirection))) => {
-                            if let Redirection::Moved(slot, to) = &redirection {
-                                self.topology.moved(*slot, to);
-                            }
-                            Outcome::Redirected(redirection)
-                        }
-                        Err(error) if error.kind() == ErrorKind::Indeterminate => Outcome::Silent(named(error)),
+                        Ok(Err(refusal)) => refusal,
                         // It was sent. Whatever the node says, a second copy would help nobody.
-                        Err(error) => return Err(named(error)),
+                        Err(error) => {
+                            if error.kind() == ErrorKind::Indeterminate {
+                                // A silent node may have been replaced.
+                                self.refresh_beside();
+                            }
+                            return Err(named(error));
+                        }
                     }
                 }
             };
-            let (next, refresh) = route.next(outcome, Instant::now());
+            if let Refusal::Redirected(Redirection::Moved(slot, to)) = &refusal {
+                self.topology.moved(*slot, to);
+            }
+            let (next, refresh) = route.next(refusal, Instant::now());
             match refresh {
                 Refresh::No => {}
                 Refresh::Beside => self.refresh_beside(),

@@ -62,13 +62,14 @@ impl State {
 
     /// Whether a view is better than what is known.
     fn accepts(&self, view: &View, at: &Address) -> bool {
+        let nodes = view.map.nodes();
         // A node that has not joined the cluster yet, or has left it, knows no node that serves slots.
-        if view.map.nodes().is_empty() {
+        if nodes.is_empty() {
             return false;
         }
         let Some(known) = &self.map else { return true };
-        let is_known = |node: &&Arc<Node>| known.nodes().iter().any(|known| known.id == node.id);
-        if !view.map.nodes().iter().any(is_known) {
+        let known = known.nodes();
+        if !nodes.iter().any(|node| known.iter().any(|known| known.id == node.id)) {
             tracing::warn!(backend = BACKEND, address = %at, "the node belongs to another cluster than the others");
             return false;
         }
@@ -110,7 +111,7 @@ impl Topology {
     }
 
     /// How often the nodes that serve the slots have changed.
-    pub(super) fn changes(&self) -> u64 {
+    pub(crate) fn changes(&self) -> u64 {
         lock(&self.state).changes
     }
 

@@ -11,28 +11,24 @@ fn node(port: u16) -> Address {
     Address { host: "127.0.0.1".to_owned(), port }
 }
 
-fn moved(port: u16) -> Outcome {
-    Outcome::Redirected(Redirection::Moved(slot(), node(port)))
+fn moved(port: u16) -> Refusal {
+    Refusal::Redirected(Redirection::Moved(slot(), node(port)))
 }
 
-fn ask(port: u16) -> Outcome {
-    Outcome::Redirected(Redirection::Ask(slot(), node(port)))
+fn ask(port: u16) -> Refusal {
+    Refusal::Redirected(Redirection::Ask(slot(), node(port)))
 }
 
-fn try_again() -> Outcome {
-    Outcome::Redirected(Redirection::TryAgain)
+fn try_again() -> Refusal {
+    Refusal::Redirected(Redirection::TryAgain)
 }
 
-fn unreachable() -> Outcome {
-    Outcome::NotSent(Error::new(ErrorKind::Unavailable, "cannot connect"))
+fn unreachable() -> Refusal {
+    Refusal::NotSent(Error::new(ErrorKind::Unavailable, "cannot connect"))
 }
 
-fn down() -> Outcome {
-    Outcome::Redirected(Redirection::Down)
-}
-
-fn silent() -> Outcome {
-    Outcome::Silent(Error::no_reply())
+fn down() -> Refusal {
+    Refusal::Redirected(Redirection::Down)
 }
 
 /// What is sent next: to where, with which keys, and after how many milliseconds.
@@ -63,21 +59,6 @@ fn a_reply_decides_where_a_request_goes() {
         let shown = format!("{outcome:?}");
         let (next, refreshes) = Route::new(MoreKeys::ALL, begin + BOUND).next(outcome, begin);
         assert_eq!((sent(next), refreshes), (Some((to, keys, 0)), refresh), "{shown}");
-    }
-}
-
-#[test]
-fn only_silence_leaves_the_outcome_in_doubt_and_ends_the_call() {
-    let begin = Instant::now();
-    for (outcome, kind) in [
-        (silent(), ErrorKind::Indeterminate),
-        // The script has these keys already.
-        (Outcome::NeedsKeys(MoreKeys { queue: true, tombstone: false }), ErrorKind::Indeterminate),
-    ] {
-        let shown = format!("{outcome:?}");
-        let (next, refresh) = Route::new(MoreKeys::ALL, begin + BOUND).next(outcome, begin);
-        let refreshes = if shown.contains("NeedsKeys") { Refresh::No } else { Refresh::Beside };
-        assert_eq!((given_up(&next), refresh), (Some(kind), refreshes), "{shown}");
     }
 }
 
@@ -117,7 +98,7 @@ fn a_script_that_cannot_do_with_fewer_keys_waits_for_all_of_them() {
     let begin = Instant::now();
     let mut route = Route::new(MoreKeys::RECORD, begin + BOUND);
     assert_eq!(sent(route.next(try_again(), begin).0), Some((Target::Owner, MoreKeys::RECORD, 5)));
-    let lacks_all = || Outcome::NeedsKeys(MoreKeys::ALL);
+    let lacks_all = || Refusal::NeedsKeys(MoreKeys::ALL);
     assert_eq!(sent(route.next(lacks_all(), begin).0), Some((Target::Owner, MoreKeys::ALL, 10)));
     // It has them now.
     let (next, _) = route.next(lacks_all(), begin);
@@ -155,7 +136,7 @@ impl Slots {
     }
 
     /// The reply to a request whose script needs some keys. `None`: it was done.
-    fn reply(&self, asked: Side, asking: bool, declared: MoreKeys, needed: MoreKeys) -> Option<Outcome> {
+    fn reply(&self, asked: Side, asking: bool, declared: MoreKeys, needed: MoreKeys) -> Option<Refusal> {
         let at = self.places(declared);
         let lacks_some = at.iter().any(|at| *at != Some(asked));
         match (self.phase, asked) {
@@ -170,7 +151,7 @@ impl Slots {
             }
             (Phase::Migrating, Side::Source) => return Some(ask(2)),
         }
-        (!declared.contains(needed)).then_some(Outcome::NeedsKeys(needed))
+        (!declared.contains(needed)).then_some(Refusal::NeedsKeys(needed))
     }
 }
 
@@ -191,7 +172,7 @@ fn course(needed: MoreKeys, mut slots: impl FnMut(Duration) -> Slots) -> (Result
         let Some(outcome) = slots(now - begin).reply(asked, asking, keys, needed) else {
             return (Ok(()), count, now - begin);
         };
-        if let Outcome::Redirected(Redirection::Moved(_, to)) = &outcome {
+        if let Refusal::Redirected(Redirection::Moved(_, to)) = &outcome {
             owner = side(to);
         }
         match route.next(outcome, now).0 {
