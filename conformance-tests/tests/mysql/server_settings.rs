@@ -9,7 +9,7 @@ use leasehold_core::ErrorKind;
 
 use super::stored::Stored;
 use super::strategy::MySqlFixture;
-use super::support::{SOON, builder, case, client, hold, own_servers};
+use super::support::{SOON, builder, case, client, hold, own_servers, patient_builder};
 
 const CLIENTS: u64 = 64;
 
@@ -18,7 +18,7 @@ async fn crowd(fixture: &MySqlFixture, what: &str) {
     let inside = Arc::<AtomicU64>::default();
     let mut tasks = Vec::new();
     for number in 0..CLIENTS {
-        let client = builder(fixture, "&connections=1").await.ttl(SOON).build().expect("a client");
+        let client = patient_builder(fixture, "&connections=1").await.ttl(SOON).build().expect("a client");
         let (inside, what) = (inside.clone(), what.to_owned());
         tasks.push(tokio::spawn(async move {
             for round in 0..3 {

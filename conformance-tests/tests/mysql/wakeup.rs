@@ -35,10 +35,15 @@ fn turns_follow_each_other_without_polls() {
     const TURNS: u32 = 20;
     case(async |fixture| {
         let (mut tasks, holders) = (Vec::new(), Arc::<Mutex<Vec<usize>>>::default());
+        // All are connected before the first turn. Otherwise the first client may have all of its turns alone.
+        let mut clients = Vec::new();
+        for _ in 0..CLIENTS {
+            clients.push(client(&fixture).await);
+        }
         let selects = || Stored(&*fixture.server()).status("Com_select");
         let before = selects();
-        for number in 0..CLIENTS {
-            let (client, holders) = (client(&fixture).await, holders.clone());
+        for (number, client) in clients.into_iter().enumerate() {
+            let holders = holders.clone();
             tasks.push(tokio::spawn(async move {
                 for _ in 0..TURNS {
                     let guard = hold(&client, "turns").await;
@@ -152,10 +157,12 @@ fn all_waiters_are_served_evenly() {
     const CLIENTS: usize = 4;
     const TASKS: usize = 5;
     case(async |fixture| {
-        let mut tasks = Vec::new();
-        let end = Instant::now() + Duration::from_secs(3);
+        let (mut clients, mut tasks) = (Vec::new(), Vec::new());
         for _ in 0..CLIENTS {
-            let client = client(&fixture).await;
+            clients.push(client(&fixture).await);
+        }
+        let end = Instant::now() + Duration::from_secs(3);
+        for client in clients {
             for _ in 0..TASKS {
                 let lock = client.lock("evenly");
                 tasks.push(tokio::spawn(async move {

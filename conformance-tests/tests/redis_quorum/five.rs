@@ -41,7 +41,8 @@ fn one_of_five_that_is_slow_or_stopped_slows_no_acquire() {
         group.servers[1].pause().expect("a pause");
         let stopped = median(&client, "stopped").await;
         for (with, median) in [("a slow server", slow), ("a stopped server", stopped)] {
-            assert!(median < all * 3 / 2 + Duration::from_millis(5), "{with}: {median:?}, and {all:?} without");
+            // Waiting for it would take 300 ms.
+            assert!(median < all + Duration::from_millis(100), "{with}: {median:?}, and {all:?} without");
         }
         // It is silent while another one is restarted, and does not use up the time of those that settle that.
         group.heal();

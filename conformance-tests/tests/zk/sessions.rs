@@ -8,7 +8,7 @@ use leasehold_conformance::{Direct, Fixture, PathFault, Route, ServerFault};
 use leasehold_core::backend::{Claim, Delivery, OwnerToken};
 use leasehold_core::{HolderInfo, KeeperRuntime, LockClient};
 
-use super::common::{Stopwatch, eventually, hold};
+use super::common::{SOON, Stopwatch, eventually, hold};
 use super::fixture::ROOT;
 use super::stored::Stored;
 use super::support::{case, client, name, queue};
@@ -74,10 +74,11 @@ fn an_ended_session_is_reported_once_and_replaced() {
 #[test]
 fn a_session_that_took_most_of_a_call_keeps_its_connection() {
     case(async |fixture| {
-        // A session takes two and a half round trips.
-        fixture.path(PathFault::Delay(Duration::from_millis(170))).await;
-        let client = LockClient::new(ZkBackend::connect_lazy(&fixture.url(Route::Faulty, "")).expect("a backend"));
-        let guard = client.lock("slow session").ttl(TTL).acquire().await.expect("a slow path is no fault");
+        // A session takes two and a half round trips: 3.4 s of 4.
+        fixture.path(PathFault::Delay(Duration::from_millis(680))).await;
+        let url = fixture.url(Route::Faulty, "").replace("timeout=1s", "timeout=4s");
+        let client = LockClient::new(ZkBackend::connect_lazy(&url).expect("a backend"));
+        let guard = client.lock("slow session").ttl(SOON).acquire().await.expect("a slow path is no fault");
         let accepted: u64 = fixture.proxies().map(|proxy| proxy.stats().accepted).sum();
         assert_eq!(accepted, 1);
         drop(guard);
