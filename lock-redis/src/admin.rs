@@ -9,7 +9,7 @@ use futures_util::future::try_join_all;
 use leasehold_core::admin::{Check, Listed, ListedName, Listing};
 use leasehold_core::backend::Admin;
 use leasehold_core::{Error, ErrorKind, FencingToken, HolderInfo, LeaseInfo, LockInfo, LockName, Result};
-use redis::{Cmd, Value};
+use redis::Cmd;
 use tokio::time::Instant;
 
 use crate::backend::RedisBackend;
@@ -48,11 +48,6 @@ async fn inspect(
         Ok(value) => value,
         Err(refusal) => return Ok(Err(refusal)),
     };
-    if let (Declared::OneLock { .. }, Value::Array(parts)) = (declared, &value)
-        && let Some(keys) = parts.get(1).and_then(replies::lacking)
-    {
-        return Ok(Err(Refusal::NeedsKeys(keys)));
-    }
     Ok(Ok(replies::inspected(value, records.len()).ok_or(Failure::UnexpectedReply)?))
 }
 
@@ -68,9 +63,7 @@ impl Servers {
     /// Inspects locks that were found by this connection.
     async fn inspect_found(&self, connection: &Connection, records: &[&str], until: Instant) -> Result<Inspections> {
         match self {
-            Self::One(_) => inspect(connection, records, Declared::Records, until)
-                .await?
-                .map_err(|_| Failure::UnexpectedReply.into()),
+            Self::One(_) => inspect(connection, records, Declared::Records, until).await?.map_err(Refusal::error),
             // They share no slot. One whose keys are at two nodes just now cannot be read.
             Self::Cluster(_) => {
                 let each = records.iter().map(async |record| match self.inspect(record, until).await {
@@ -205,9 +198,6 @@ impl Admin for RedisBackend {
                 Ok(value) => value,
                 Err(refusal) => return Ok::<_, Error>(Err(refusal)),
             };
-            if let Some(keys) = replies::lacking(&value) {
-                return Ok(Err(Refusal::NeedsKeys(keys)));
-            }
             Ok(Ok(replies::broken(&value).ok_or(Failure::UnexpectedReply)?))
         };
         Ok(self.servers.call(record, MoreKeys::QUEUE, until, send).await?.map(FencingToken::new))

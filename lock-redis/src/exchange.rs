@@ -122,8 +122,7 @@ pub(crate) async fn exchange(
         let (mut owners, mut withdrawn) = (Vec::<u8>::with_capacity(16 * count), Vec::new());
         // The scripts expect the acquires first.
         for (index, request) in (1_u16..).zip(acquires.chain(releases)) {
-            shared.keys.add_record(&mut command, request.claim.name());
-            shared.keys.add_rest(&mut command, &request.claim, declared);
+            shared.keys.add_lock(&mut command, &request.claim, declared);
             owners.extend(request.claim.owner().as_bytes());
             if let Operation::Release(Some(tombstone_ttl)) = request.operation {
                 withdrawn.extend(index.to_be_bytes());
@@ -162,14 +161,10 @@ pub(crate) async fn exchange(
                 (true, None) => first.next(),
                 (false, _) => second.next(),
             };
-            let body = match reply.map(|reply| (reply, replies::lacking(reply))) {
-                Some((_, Some(keys))) => Some(Ok(ReplyBody::Refused(Refusal::NeedsKeys(keys)))),
-                Some((reply, None)) if request.is_acquire() => {
-                    replies::acquired(reply).map(|body| body.map(ReplyBody::Acquired))
-                }
-                Some((reply, None)) => replies::released(reply).map(|body| body.map(ReplyBody::Released)),
-                None => None,
-            };
+            let body = reply.and_then(|reply| match request.is_acquire() {
+                true => replies::acquired(reply).map(|body| body.map(ReplyBody::Acquired)),
+                false => replies::released(reply).map(|body| body.map(ReplyBody::Released)),
+            });
             match body {
                 Some(Ok(body)) => Ok(Reply { sent: stamp, run: run.clone(), body }),
                 Some(Err(text)) => match connection.redirection(&text) {

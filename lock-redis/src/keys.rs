@@ -36,8 +36,9 @@ impl Keys {
         command.write_arg_fmt(RecordKey(&self.prefix, name));
     }
 
-    /// Adds the keys of a claim's lock that a call declares beside the record.
-    pub(crate) fn add_rest(&self, command: &mut Cmd, claim: &Claim, declared: Declared) {
+    /// Adds the record of a claim's lock, and the keys that a call declares beside it.
+    pub(crate) fn add_lock(&self, command: &mut Cmd, claim: &Claim, declared: Declared) {
+        self.add_record(command, claim.name());
         if let Declared::OneLock { .. } = declared {
             Self::add_more(command, &self.record(claim.name()), Some(claim.owner()), declared);
         }

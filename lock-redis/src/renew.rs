@@ -35,8 +35,7 @@ pub(crate) async fn renew(
     };
     let mut command = script_call(&shared.scripts.renew, declared.count(requests.len()));
     for request in requests {
-        shared.keys.add_record(&mut command, request.claim.name());
-        shared.keys.add_rest(&mut command, &request.claim, declared);
+        shared.keys.add_lock(&mut command, &request.claim, declared);
     }
     // Most renewals have the same ttl and never shorten a lease. That ttl is sent once, and the others as
     // exceptions (`renew.lua`).
@@ -118,7 +117,6 @@ pub(crate) async fn renew(
                 Some(refusal) => return Err(refusal),
                 None => RenewReply::Unknown(connection.refused(&text)),
             },
-            Renewed::NeedsKeys(keys) => return Err(Refusal::NeedsKeys(keys)),
         })
     };
     Ok(requests.iter().zip(renewals).map(answer).collect())
@@ -141,6 +139,6 @@ fn note_renewal(request: &RenewRequest, renewed: &Renewed, run: Option<&Arc<Run>
         }
         Renewed::Granted { token, .. } => lease().granted(*token, confirmed()),
         Renewed::Lost => lease().lost(),
-        Renewed::Waiting { .. } | Renewed::Failed(_) | Renewed::NeedsKeys(_) => {}
+        Renewed::Waiting { .. } | Renewed::Failed(_) => {}
     }
 }

@@ -33,8 +33,6 @@ pub(crate) enum Renewed {
         retry_after: Duration,
     },
     Lost,
-    /// See [`lacking`].
-    NeedsKeys(MoreKeys),
     Failed(String),
 }
 
@@ -130,7 +128,6 @@ pub(crate) fn renewed(value: Value, count: usize) -> Option<(i64, Vec<Renewed>)>
                 place: PlaceNumber::new(number(&rest.next()?)?),
                 retry_after: millis(&rest.next()?)?,
             },
-            b'k' => Renewed::NeedsKeys(MoreKeys::of(number(&rest.next()?)?)?),
             b'e' => Renewed::Failed(text(&rest.next()?)?),
             _ => return None,
         })

@@ -171,11 +171,12 @@ impl Connection {
 
     /// The reply to a call, or why a node of a cluster did nothing.
     pub(crate) fn refusals(&self, reply: Result<Value, Failure>) -> Result<Result<Value, Refusal>> {
-        match reply.map_err(|failure| (self.refusal(&failure), failure)) {
-            Ok(value) => Ok(Ok(value)),
-            Err((None, Failure::NotSent(error))) => self.unsent(error).map(Err),
-            Err((Some(refusal), _)) => Ok(Err(refusal)),
-            Err((None, failure)) => Err(failure.into()),
-        }
+        let value = match reply {
+            Ok(value) => value,
+            Err(Failure::NotSent(error)) => return self.unsent(error).map(Err),
+            Err(failure) => return self.refusal(&failure).map(Err).ok_or_else(|| failure.into()),
+        };
+        let lacking = self.protocol().node.as_ref().and_then(|_| replies::lacking(&value));
+        Ok(lacking.map_or(Ok(value), |keys| Err(Refusal::NeedsKeys(keys))))
     }
 }

@@ -119,10 +119,6 @@ fn lacking(reply: &Value) -> Option<i64> {
     let Value::Array(parts) = reply else { return None };
     match &parts[..] {
         [Value::Int(5), Value::Int(keys), Value::Int(0)] => Some(*keys),
-        // Of a renewal.
-        [_, Value::BulkString(code), Value::Int(keys)] if code == b"k" => Some(*keys),
-        // Of an inspection.
-        [_, shown @ Value::Array(_)] => lacking(shown),
         _ => None,
     }
 }

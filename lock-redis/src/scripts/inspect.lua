@@ -6,8 +6,8 @@
 --                {token, ms, holder, waiters}     the last fencing token (0 if there was none), the ms that the lease
 --                                                 still lasts (0 if the lock is free), the last holder's information,
 --                                                 the number of live places
---                {5, keys, 0}                     see prelude.lua
 --                error
+--              or {5, keys, 0}: see prelude.lua
 -- promises     Expired leases and places are not shown.
 
 lib = (function()
@@ -35,6 +35,9 @@ end
 replies = {now}
 for i = 1, locks do
   local ok, shown = pcall(show, KEYS[i])
-  replies[i + 1] = ok and shown or not ok and lib.failed(shown)
+  local failed = not ok and lib.failed(shown)
+  -- The only lock of the call.
+  if type(failed) == 'table' then return failed end
+  replies[i + 1] = ok and shown or failed
 end
 return replies

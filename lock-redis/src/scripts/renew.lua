@@ -12,8 +12,8 @@
 --                g        the lease was renewed, and came from a place or has another number: place, fencing token
 --                w        the place was renewed: place, ms that the holder's lease lasts
 --                l        this owner has neither
---                k        see prelude.lua: the keys
 --                e        error: the message
+--              or {5, keys, 0}: see prelude.lua
 -- promises     Nothing is created, except that a lease of an earlier run is put back. A lease that has ended stays
 --              ended, even if nobody else holds the lock.
 
@@ -82,8 +82,9 @@ for i = 1, locks do
     end)
     if not ok then
       local failed = lib.failed(code)
+      -- The only lock of the call.
+      if type(failed) == 'table' then return failed end
       code, number = 'e', failed
-      if type(failed) == 'table' then code, number = 'k', failed[2] end
     end
     if number then replies[#replies + 1] = number end
     if value then replies[#replies + 1] = value end
