@@ -37,8 +37,8 @@ pub const SCHEMES: &[Row] = &[
 ///   `redis-tls`): one Redis server. This connects to it and checks it before it returns.
 /// - `redis+sentinel://[user:password@]one,two,three/name[/database][?…]`, `rediss+sentinel://…` (the same features):
 ///   the primary that a majority of these Sentinels names.
-/// - `redis+cluster://[user:password@]one,two,three[?…]`, `rediss+cluster://…` (the same features): a Redis Cluster. The
-///   URL names some of its nodes.
+/// - `redis+cluster://[user:password@]one,two,three[?…]`, `rediss+cluster://…` (the same features): a Redis Cluster.
+///   The URL names some of its nodes.
 /// - `redis+quorum://[user:password@]one,two,three[/database][?…]`, `rediss+quorum://…` (the same features): a majority
 ///   of independent Redis servers.
 /// - `mysql://user[:password]@host[:port]/database[?…]` (features `mysql`, `mysql-tls`): a MySQL or MariaDB server. The

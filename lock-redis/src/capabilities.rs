@@ -70,8 +70,8 @@ pub(crate) fn of_cluster(settings: &Settings) -> Capabilities {
 }
 
 const SLOTS: &str = "an operator takes a slot from a node that still has keys of it, or abandons a migration after \
-     clients have locked at its target (`CLUSTER SETSLOT … STABLE`); or a slot is moved to a node whose clock is ahead, or \
-     away from a node that has just lost data and lets its holders put their leases back";
+     clients have locked at its target (`CLUSTER SETSLOT … STABLE`); or a slot is moved to a node whose clock is ahead, \
+     or away from a node that has just lost data and lets its holders put their leases back";
 const FAILOVER: &str = "an asynchronous failover promotes a replica while the former primary still confirms requests, \
      or a server is demoted and promoted by hand while a client sends nothing";
 const FAILOVER_ALL: &str = "a failover promotes a replica that was not connected to the primary while the client was";

@@ -59,7 +59,8 @@ impl Connection {
             self.read_server(ttl, until).await?;
         }
         let mut session = lock(self.session());
-        // It may be a replica that was promoted since, and lack the lease of another client. Only its epoch key says so.
+        // It may be a replica that was promoted since, and lack the lease of another client. Only its epoch key says
+        // so.
         if session.run.is_none() && self.protocol().node.is_some() && !declared.is_asking() {
             session.is_unread = true;
             return Err(Error::new(ErrorKind::Unavailable, DISAGREE));

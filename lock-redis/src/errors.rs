@@ -97,7 +97,8 @@ pub(crate) fn refused_to_script(text: &str) -> Error {
         .with_cause(harmless(text))
 }
 
-/// The server refuses these to a script before its first write only. Whole phrases: a script may say that a ROOM is full.
+/// The server refuses these to a script before its first write only. Whole phrases: a script may say that a ROOM is
+/// full.
 const BEFORE_A_WRITE: &[&str] = &[
     "OOM command not allowed",
     "READONLY You can't write against a read only",

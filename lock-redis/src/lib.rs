@@ -7,8 +7,8 @@
 //   <prefix>{<name>}               the record of a lock: deadline, fencing token, owner, holder information
 //   <prefix>{<name>}:q             its queue, a hash that exists only while clients wait
 //   <prefix>{<name>}:t:<owner>     a tombstone: this claim was withdrawn
-//   <prefix>epoch                  the run of the server that clients use, and the ttls in use. In a cluster, each node has
-//                                  one, `<prefix>epoch{<number>}` with the first number whose slot it serves
+//   <prefix>epoch                  the run of the server that clients use, and the ttls in use. In a cluster, each node
+//                                  has one, `<prefix>epoch{<number>}` with the first number whose slot it serves
 //
 // - Every operation is one Lua script, and so atomic. Time is the server's. Each script first hands a lock whose lease
 //   has ended to the oldest live place (`library.lua`), so any request of any client advances the queue.

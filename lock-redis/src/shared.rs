@@ -42,8 +42,8 @@ impl Shared {
         Self::of(endpoint, settings, keys, None)
     }
 
-    /// The nodes of a cluster have the client's channel in common: a place may be granted by another node than the one that
-    /// gave it, and each node forwards messages to all.
+    /// The nodes of a cluster have the client's channel in common: a place may be granted by another node than the one
+    /// that gave it, and each node forwards messages to all.
     pub(crate) fn of(endpoint: Endpoint, settings: Settings, keys: Keys, node: Option<ClusterNode>) -> Self {
         let endpoint = Arc::new(endpoint);
         let replicas = |enough| Arc::new(Replicas::new(endpoint.clone(), keys.replicas_channel(), enough));

@@ -89,8 +89,8 @@ async fn permissions_are_minimal(server: &Redis, calls: ScriptCalls, more: &str)
     };
     everything().await.unwrap();
 
-    // Only a full server needs PEXPIREAT, only another database needs SELECT, and only a node of a cluster is asked who it
-    // is. Without MGET and SETRANGE the scripts take a slower path.
+    // Only a full server needs PEXPIREAT, only another database needs SELECT, and only a node of a cluster is asked who
+    // it is. Without MGET and SETRANGE the scripts take a slower path.
     for command in rules.split(' ').filter_map(|rule| rule.strip_prefix('+')) {
         let is_of_cluster = command == "asking" || command.starts_with("cluster|");
         if is_of_cluster || matches!(command, "pexpireat" | "select" | "mget" | "setrange") {

@@ -8,8 +8,8 @@ use super::nodes::Cluster;
 use crate::examine::{checks_of, merge};
 use crate::sentinel::half_until;
 
-const CLOCKS: &str = "a lease whose slot is moved ends by the clock of its new node: too early, if that is ahead of the \
-                      other one. Keep the clocks of all nodes with NTP";
+const CLOCKS: &str = "a lease whose slot is moved ends by the clock of its new node: too early, if that is ahead of \
+                      the other one. Keep the clocks of all nodes with NTP";
 
 impl Cluster {
     /// One line for each subject, with what was found on each node and the worst that it means.

@@ -128,7 +128,8 @@ impl Cluster {
     /// `Unavailable`, or the error of a node that cannot be used: no node that has replied knows the cluster.
     pub(crate) async fn refresh(&self, until: Instant) -> Result<()> {
         let before = self.topology.readings();
-        // The call that asks may belong to a runtime that is busy with something else, so the others do not wait for long.
+        // The call that asks may belong to a runtime that is busy with something else, so the others do not wait for
+        // long.
         let _one = timeout_at(half_until(until), self.asking.lock()).await;
         if self.topology.readings() != before && !self.topology.nodes().is_empty() {
             return Ok(());

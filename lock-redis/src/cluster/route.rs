@@ -1,8 +1,8 @@
 //! Where a request goes next, and when to give up.
 //!
-//! A request is sent again only while each node that had it has said that it did nothing. Once a node is silent, nothing
-//! is sent any more, because the silent node may act on it later. All of this happens within the bound of one call, with
-//! time left for the last reply. Uses neither clock nor network.
+//! A request is sent again only while each node that had it has said that it did nothing. Once a node is silent,
+//! nothing is sent any more, because the silent node may act on it later. All of this happens within the bound of one
+//! call, with time left for the last reply. Uses neither clock nor network.
 
 use std::time::Duration;
 
@@ -117,8 +117,8 @@ impl Route {
         self.elsewhere(Target::Owner, now, MOVING)
     }
 
-    /// Sends the request to another node. Pauses only after several: otherwise one round between the two nodes of a slot
-    /// that is moved would have several pauses.
+    /// Sends the request to another node. Pauses only after several: otherwise one round between the two nodes of a
+    /// slot that is moved would have several pauses.
     fn elsewhere(&mut self, to: Target, now: Instant, why: &'static str) -> Next {
         self.sent_elsewhere += 1;
         match self.sent_elsewhere > AT_ONCE {

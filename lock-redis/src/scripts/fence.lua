@@ -3,8 +3,8 @@
 --
 -- KEYS[1]      the record of the lock; the user's KEYS follow, with the lock's hash tag
 -- ARGV[2..]    owner, fencing token; the user's ARGV follow
--- replies      {0} if the lease is not current, and {2, why} if the record cannot be read: nothing was changed; otherwise
---              {1, the result of the user's script}
+-- replies      {0} if the lease is not current, and {2, why} if the record cannot be read: nothing was changed;
+--              otherwise {1, the result of the user's script}
 -- promises     Atomic: no other claim is granted the lock between the check and the write.
 
 local function shifted(list, by)
